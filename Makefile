@@ -1,0 +1,33 @@
+# Two commands for a fresh machine: `make quickstart` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart test check install clean
+
+quickstart: .venv/.installed
+	$(BIN)/fullband quickstart
+
+test: .venv/.installed-dev
+	$(BIN)/python -m pytest -n 2
+
+check: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: .venv/.installed
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fullband needs Python 3.11 or newer; set PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+.venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@ .venv/.installed
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,1 @@
+"""Latent feedback for language models."""

@@ -1,0 +1,295 @@
+"""The recipe: everything a run is, typed and strict. An unknown key is an error that names the nearest known one."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+FusionName = Literal["gated", "concat", "add", "residual"]
+Control = Literal["none", "zeroed", "shuffled", "constant-gate"]
+FeedbackPasses = Union[Annotated[int, Field(ge=0)], Literal["exact"]]  # 0 = plain reading; converged comes with decoding
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class TrunkConfig(Strict):
+    """Shape of the App. A decoder. `head_dim` defaults to width / heads; a window of W keys includes the query's own."""
+
+    vocab_size: int = Field(gt=1)
+    width: int = Field(gt=0)
+    layers: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    glu_width: int = Field(gt=0)
+    context: int = Field(gt=1, description="longest sequence, in tokens")
+    window: int = Field(gt=0, description="keys a sliding-window layer sees, its own included")
+    full_every: int = Field(default=6, gt=0, description="layers 6, 12, ... counted from 1 attend fully")
+    head_dim: int | None = None
+    rope_base: float = Field(default=10_000.0, gt=0)
+    norm_eps: float = Field(default=1e-6, gt=0)
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> TrunkConfig:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.head_dim is None and self.width % self.heads:
+            raise ValueError(f"width ({self.width}) must be a multiple of heads ({self.heads}) unless head_dim is given")
+        if self.head_size % 2:
+            raise ValueError(f"head_dim ({self.head_size}) must be even for rotary positions")
+        return self
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.width // self.heads
+
+    def layer_is_full(self, layer: int) -> bool:
+        """Whether layer `layer` (counted from 0) attends fully."""
+        return (layer + 1) % self.full_every == 0
+
+
+class ModelConfig(Strict):
+    """A full-bandwidth model: a preset (see `presets.py`), its overrides, and the fusion (Eq. 4)."""
+
+    preset: str | None = None
+    trunk: dict[str, Any] | TrunkConfig = Field(default_factory=dict, description="overrides of the preset, or the whole shape")
+    fusion: FusionName = "gated"
+
+
+class Phase(Strict):
+    """For `fraction` of training, draw the number of passes with these probabilities: {1: 0.75, 2: 0.25}."""
+
+    fraction: float = Field(gt=0, le=1)
+    passes: dict[int, float]
+
+    @model_validator(mode="after")
+    def _is_distribution(self) -> Phase:
+        for k, probability in self.passes.items():
+            if k < 1:
+                raise ValueError(f"passes: {k} is not a number of passes; the plain pass alone is 1")
+            if probability < 0:
+                raise ValueError(f"passes: the probability of {k} passes is negative ({probability})")
+        if abs(sum(self.passes.values()) - 1) > 1e-6:
+            raise ValueError(f"passes: probabilities sum to {sum(self.passes.values()):g}, not 1")
+        return self
+
+
+class AdaptiveConfig(Strict):
+    """Raise the share of deeper passes while the states do not settle (the paper's limitation 2)."""
+
+    every: int = Field(default=100, gt=0, description="steps between measurements")
+    passes: int = Field(default=12, ge=8, le=16, description="no-grad passes of one measurement")
+    rows: int = Field(default=8, gt=0, description="rows measured")
+    tolerance: float = Field(default=1e-2, gt=0, description="relative state change that counts as settled")
+    ratio: float = Field(default=0.9, gt=0, description="median and p99 change ratio above which deeper passes are raised")
+    growth: float = Field(default=2.0, gt=1, description="factor on the deeper share, up and (its root) down")
+    floor: float = Field(default=0.03, ge=0, le=1, description="smallest share of the deeper passes")
+    ceiling: float = Field(default=0.5, gt=0, le=1, description="largest share of the deeper passes")
+
+
+class FeedbackConfig(Strict):
+    """Multi-pass training (Eqs. 9-13)."""
+
+    schedule: str | list[Phase] = "none"
+    start_step: int = Field(default=0, ge=0, description="no feedback before this step")
+    loss_weight: float = Field(default=1.0, ge=0, description="lambda of Eq. 12")
+    jitter: float = Field(default=0.02, ge=0, description="sigma of Eq. 13")
+    prefix: Literal["uniform", "per-row", "off"] = "uniform"
+    prefix_rounding: int = Field(default=1, gt=0, description="round prefix lengths down to this multiple (64 when compiled)")
+    fusion_warmup: int = Field(default=0, ge=0, description="steps after switch-on that train only the fusion")
+    control: Control = "none"
+    reuse: bool = Field(default=True, description="exact prefix reuse; off = the naive K full passes")
+    adaptive: AdaptiveConfig | None = None
+
+
+class OptimConfig(Strict):
+    """NorMuon for matrices, Adam for the rest, WSD, AdamC (section 4)."""
+
+    matrix_lr: float = Field(default=1e-2, gt=0)
+    matrix_weight_decay: float = Field(default=0.01, ge=0)
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    matrix_scale: Literal["spectral", "match_rms"] = "spectral"
+    adam_lr: float = Field(default=5e-4, gt=0)
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_eps: float = Field(default=1e-8, gt=0)
+    warmup_steps: int = Field(default=200, ge=0)
+    cooldown: float = Field(default=0.25, ge=0, le=1, description="last fraction of training that decays to zero")
+    cooldown_shape: Literal["linear", "1-sqrt"] = "linear"
+    z_loss: float = Field(default=1e-5, ge=0, description="coefficient during the cooldown")
+    clip_norm: float | None = Field(default=None, gt=0)
+
+
+class TaskSource(Strict):
+    """Built-in tasks with a label at every position: running products in a group, or running sums modulo n."""
+
+    kind: Literal["task"] = "task"
+    task: Literal["group-word", "modular"] = "group-word"
+    group: str = Field(default="S3", description="S3, S5, A5 or Z_n such as Z7")
+    modulus: int = Field(default=7, gt=1)
+
+
+class FilesSource(Strict):
+    """Local txt, jsonl or parquet files (.gz and .zst too). Globs are allowed."""
+
+    kind: Literal["files"] = "files"
+    paths: list[str] = Field(min_length=1)
+    validation_paths: list[str] = Field(default_factory=list)
+    validation_fraction: float = Field(default=0.02, ge=0, lt=1, description="held-out documents where no validation_paths are given")
+    text_field: str = "text"
+
+
+class HuggingFaceSource(Strict):
+    """A dataset of the Hugging Face hub (or a local folder of one), streamed."""
+
+    kind: Literal["huggingface"] = "huggingface"
+    dataset: str
+    name: str | None = None
+    split: str = "train"
+    validation_split: str | None = None
+    validation_documents: int = Field(default=512, gt=0, description="first documents held out where there is no validation_split")
+    text_field: str = "text"
+
+
+class PythonStdlibSource(Strict):
+    """The running interpreter's own standard library: real text on any machine, nothing downloaded."""
+
+    kind: Literal["python-stdlib"] = "python-stdlib"
+    validation_fraction: float = Field(default=0.05, ge=0, lt=1)
+
+
+Source = Annotated[Union[TaskSource, FilesSource, HuggingFaceSource, PythonStdlibSource], Field(discriminator="kind")]
+
+
+class DataConfig(Strict):
+    source: Source = Field(default_factory=PythonStdlibSource)
+    tokenizer: str = Field(default="bytes", description="bytes, a tokenizer.json (or its folder), or tiktoken:NAME")
+    length: int = Field(default=512, gt=1, description="positions in a training row")
+
+
+class EvaluationConfig(Strict):
+    every: int = Field(default=200, gt=0)
+    rows: int = Field(default=64, gt=0)
+    feedback_passes: list[FeedbackPasses] = Field(default_factory=lambda: [0, 1, 2])
+    batch_rows: int = Field(default=16, gt=0)
+
+
+class TrainConfig(Strict):
+    steps: int = Field(gt=0)
+    batch_rows: int = Field(default=32, gt=0, description="rows in a step, over all microbatches")
+    microbatch_rows: int | None = Field(default=None, gt=0)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
+    compile: bool = False
+    activation_checkpointing: bool = False
+    checkpoint_every: int = Field(default=500, gt=0)
+    keep_checkpoints: int = Field(default=2, gt=0)
+    log_every: int = Field(default=10, gt=0)
+    tracker: Literal["none", "tensorboard", "wandb"] = "none"
+    initial_checkpoint: str | None = Field(default=None, description="a model folder to start from")
+
+    @model_validator(mode="after")
+    def _microbatches_fit(self) -> TrainConfig:
+        if self.microbatch_rows and self.batch_rows % self.microbatch_rows:
+            raise ValueError(f"batch_rows ({self.batch_rows}) must be a multiple of microbatch_rows ({self.microbatch_rows})")
+        return self
+
+
+class Recipe(Strict):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = Field(default=0, ge=0)
+    description: str = ""
+    output: str | None = Field(default=None, description="run folder; default runs/NAME")
+    model: ModelConfig
+    data: DataConfig = Field(default_factory=DataConfig)
+    feedback: FeedbackConfig = Field(default_factory=FeedbackConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    train: TrainConfig
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+
+
+def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Read a yaml recipe and apply `a.b=c` overrides.
+
+    Raises ValueError, in one line that names the file and the key, for anything wrong with it.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path}: no such recipe file")
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not readable as yaml: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path}: a recipe is a mapping of keys; this file holds {'nothing' if raw is None else type(raw).__name__}")
+    for override in overrides:
+        _apply_override(raw, override)
+    return parse(Recipe, raw, str(path))
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--set {override}: expected key.path=value")
+    node = raw
+    *parents, leaf = key.split(".")
+    for name in parents:
+        if not isinstance(node.setdefault(name, {}), dict):
+            raise ValueError(f"--set {override}: {name} holds a value, not a section")
+        node = node[name]
+    try:
+        node[leaf] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"--set {override}: the value is not yaml") from None
+
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def parse(schema: type[Schema], raw: Any, where: str) -> Schema:
+    """Validate `raw` against `schema`; ValueError in one line naming `where`, the key and the nearest known key."""
+    try:
+        return schema.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {_first_problem(schema, error)}") from None
+
+
+def _first_problem(schema: type[BaseModel], error: ValidationError) -> str:
+    problems = error.errors()
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join(location) or "recipe"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        nearest = difflib.get_close_matches(location[-1], _keys_at(schema, location[:-1]), n=1, cutoff=0.0)
+        return f"{key}: unknown key" + (f"; did you mean '{nearest[0]}'?" if nearest else "") + more
+    if problem["type"] == "missing":
+        return f"{key}: required, but not given{more}"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = problem.get("input")
+    shown = f" (given: {given!r})" if isinstance(given, (str, int, float, bool)) else ""
+    return f"{key}: {message[0].lower()}{message[1:]}{shown}{more}"
+
+
+def _keys_at(schema: type[BaseModel], path: list[str]) -> list[str]:
+    """Known keys of the section at `path`; a discriminated union's branch is named by its kind in the path."""
+    sections: list[type[BaseModel]] = [schema]
+    for part in path:
+        below = [m for s in sections if part in s.model_fields for m in _models_in(s.model_fields[part].annotation)]
+        if below:
+            sections = below
+        else:
+            kinds = [s for s in sections if "kind" in s.model_fields and s.model_fields["kind"].default == part]
+            sections = kinds or sections
+    return [name for s in sections for name in s.model_fields]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for a in get_args(annotation) for m in _models_in(a)]
