@@ -1,0 +1,161 @@
+"""Multi-pass training (Eqs. 9-12, Listings 1 and 3), with exact reuse of the plain prefix.
+
+In pass k, positions t ≤ p_k are plain (prefix mixin), so their states, keys and values are pass 1's own: they are never computed
+again. The suffix t > p_k reads pass 1's cache cut at p_k and carries the states ĥ of pass k-1 (pass 1's where that pass was itself
+plain). `multipass_reference` runs every pass in full; loss and gradients are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullband.feedback.noise import keyed_uniform
+from fullband.feedback.passes import FeedbackModel, check_length, fused_pass
+
+Prefix = int | Tensor  # last plain position: one for all rows, or [B]; position 0 is always plain, so 0 means no mixin
+
+
+@dataclass(frozen=True)
+class PassStates:
+    """Top states [B, T - start, D] of positions `start` … T-1 in pass k. Positions up to `prefix` are plain: equal to pass 1's."""
+
+    k: int
+    start: int
+    prefix: Prefix
+    states: Tensor
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Uniform[-sigma, sigma] noise on carried states (Eq. 13), keyed by (seed, step, row, position, pass)."""
+
+    sigma: float
+    seed: int
+    step: int
+    rows: Tensor  # [B], the rows' numbers in the global batch
+
+    def __call__(self, k: int, start: int, stop: int, like: Tensor) -> Tensor | None:
+        """Noise [B, stop - start, D] for the states carried into positions start … stop - 1 of pass k."""
+        if not self.sigma:
+            return None
+        slots = torch.arange(start, stop, device=like.device)
+        noise = keyed_uniform((self.seed, self.step, k), self.rows.to(like.device), slots, like.shape[-1], like.dtype)
+        return self.sigma * noise
+
+
+def multipass(
+    model: FeedbackModel,
+    tokens_BT: Tensor,
+    prefixes: list[Prefix],
+    positions_BT: Tensor | None = None,
+    documents_BT: Tensor | None = None,
+    jitter: Jitter | None = None,
+    pieces: bool | None = None,
+) -> list[PassStates]:
+    """States of pass 1 (all positions) and of passes 2 … K (each from its own prefix on); nothing is detached.
+
+    prefixes   p_2 … p_K, so K = 1 + len(prefixes); all drawn before pass 1
+    pieces     run pass 1 in pieces cut at the prefixes instead of cropping its cache: what recurrent trunks need
+    Raises ValueError if a prefix leaves no position to fuse.
+    """
+    embeddings = model.trunk.embed(tokens_BT)
+    length = tokens_BT.shape[1]
+    check_length(model, length)
+    cuts = [_first_fused(prefix, length) for prefix in prefixes]
+    plain, caches = _plain_pass(model, embeddings, positions_BT, documents_BT, cuts, not model.trunk.crops if pieces is None else pieces)
+    outputs = [PassStates(1, 0, length - 1, plain)]
+    previous = plain
+    for k, (prefix, start) in enumerate(zip(prefixes, cuts, strict=True), start=2):
+        states, _ = fused_pass(
+            model,
+            embeddings[:, start:],
+            previous[:, start:],
+            boundary_BD=previous[:, start - 1],
+            positions_BT=_from(positions_BT, start),
+            documents_BT=_from(documents_BT, start),
+            cache=caches[start],
+            plain_BT=_plain_mask(prefix, start, length, tokens_BT.device),
+            noise_BTD=jitter and jitter(k, start, length, embeddings),
+        )
+        outputs.append(PassStates(k, start, prefix, states))
+        previous = torch.cat([plain[:, :start], states], dim=1)
+    return outputs
+
+
+def multipass_reference(
+    model: FeedbackModel,
+    tokens_BT: Tensor,
+    prefixes: list[Prefix],
+    positions_BT: Tensor | None = None,
+    documents_BT: Tensor | None = None,
+    jitter: Jitter | None = None,
+) -> list[PassStates]:
+    """The naive computation: K full passes over all positions, the prefix's inputs reverted to plain embeddings (Listing 3)."""
+    embeddings = model.trunk.embed(tokens_BT)
+    length = tokens_BT.shape[1]
+    check_length(model, length)
+    states, _ = model.trunk(embeddings, positions_BT, documents_BT)
+    outputs = [PassStates(1, 0, length - 1, states)]
+    for k, prefix in enumerate(prefixes, start=2):
+        _first_fused(prefix, length)
+        states, _ = fused_pass(
+            model,
+            embeddings,
+            states,
+            positions_BT=positions_BT,
+            documents_BT=documents_BT,
+            plain_BT=_plain_mask(prefix, 0, length, tokens_BT.device),
+            noise_BTD=jitter and jitter(k, 0, length, embeddings),
+        )
+        outputs.append(PassStates(k, 0, prefix, states))
+    return outputs
+
+
+def _plain_pass(
+    model: FeedbackModel, embeddings: Tensor, positions: Tensor | None, documents: Tensor | None, cuts: list[int], pieces: bool
+) -> tuple[Tensor, dict[int, Any]]:
+    """Pass 1, and its cache as it stood at every cut."""
+    if not cuts:
+        return model.trunk(embeddings, positions, documents)[0], {}
+    if not pieces:
+        states, cache = model.trunk(embeddings, positions, documents, keep="all")
+        assert cache is not None
+        return states, {cut: cache.crop(cut) for cut in cuts}
+    cache, caches, parts = None, {}, []
+    bounds = sorted({0, *cuts, embeddings.shape[1]})
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        here = slice(start, stop)
+        part, cache = model.trunk(
+            embeddings[:, here],
+            None if positions is None else positions[:, here],
+            None if documents is None else documents[:, here],
+            cache,
+            keep="all",
+        )
+        assert cache is not None
+        parts.append(part)
+        caches[stop] = cache.fork()
+    return torch.cat(parts, dim=1), caches
+
+
+def _first_fused(prefix: Prefix, length: int) -> int:
+    """The first position that is computed again: behind the smallest prefix of the rows."""
+    smallest = int(prefix.min()) if isinstance(prefix, Tensor) else prefix
+    largest = int(prefix.max()) if isinstance(prefix, Tensor) else prefix
+    if smallest < 0 or largest > length - 2:
+        raise ValueError(f"prefix {smallest if smallest < 0 else largest} is outside 0 … {length - 2}: a pass must fuse at least one position")
+    return smallest + 1
+
+
+def _plain_mask(prefix: Prefix, start: int, length: int, device: Any) -> Tensor | None:
+    if not isinstance(prefix, Tensor):
+        return None if start > prefix else torch.arange(start, length, device=device)[None] <= prefix
+    return torch.arange(start, length, device=device)[None] <= prefix.to(device)[:, None]
+
+
+def _from(x_BT: Tensor | None, start: int) -> Tensor | None:
+    return None if x_BT is None else x_BT[:, start:]

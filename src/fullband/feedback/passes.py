@@ -1,0 +1,126 @@
+"""Passes: shift the top states by one, fuse, run the trunk (Eqs. 9-11). `fused_pass` is the only place that does it;
+training, prefill, decoding and diagnostics all go through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fullband.config import FeedbackPasses
+from fullband.feedback.fusion import Fusion
+from fullband.trunk.protocol import Keep, Trunk
+
+
+class FeedbackModel(Protocol):
+    """What feedback needs: a trunk and a fusion."""
+
+    @property
+    def trunk(self) -> Trunk: ...
+
+    @property
+    def fusion(self) -> Fusion: ...
+
+
+def fused_pass(
+    model: FeedbackModel,
+    embeddings_BTD: Tensor,
+    previous_BTD: Tensor,
+    boundary_BD: Tensor | None = None,
+    positions_BT: Tensor | None = None,
+    documents_BT: Tensor | None = None,
+    cache: Any | None = None,
+    keep: Keep = "none",
+    plain_BT: Tensor | None = None,
+    noise_BTD: Tensor | None = None,
+) -> tuple[Tensor, Any | None]:
+    """One pass over T positions: shift `previous_BTD` right by one, fuse with the embeddings, run the trunk.
+
+    previous_BTD   states of these positions in the previous pass (its last one is not read); for T = 1 anything of that shape
+    boundary_BD    state of the position just before the first one; None where the rows begin here
+    positions_BT   0 marks the start of a document, always plain; None = the slots after the cache, one document a row
+    plain_BT       True where the input stays the plain embedding (prefix mixin)
+    noise_BTD      jitter added to the carried states (Eq. 13)
+    Returns (top states [B, T, D], cache or None).
+    """
+    first_BD = torch.zeros_like(previous_BTD[:, 0]) if boundary_BD is None else boundary_BD
+    carried = torch.cat([first_BD[:, None], previous_BTD[:, :-1]], dim=1)
+    if noise_BTD is not None:
+        carried = carried + noise_BTD
+    inputs = model.fusion(embeddings_BTD, carried, model.trunk.input_norm)
+    plain = _plain_positions(embeddings_BTD, boundary_BD, positions_BT, plain_BT)
+    if plain is not None:
+        inputs = torch.where(plain[..., None], embeddings_BTD.to(inputs.dtype), inputs)
+    return model.trunk(inputs, positions_BT, documents_BT, cache, keep)
+
+
+def _plain_positions(embeddings: Tensor, boundary: Tensor | None, positions: Tensor | None, plain: Tensor | None) -> Tensor | None:
+    """Where the input stays plain, [B or 1, T]: document starts, the prefix, and the first slot of rows that begin here."""
+    if positions is not None:
+        starts = positions == 0
+    elif boundary is None:
+        starts = torch.arange(embeddings.shape[1], device=embeddings.device)[None] == 0
+    else:
+        return plain
+    return starts if plain is None else starts | plain
+
+
+def iterate_passes(
+    model: FeedbackModel, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None
+) -> Iterator[Tensor]:
+    """States [B, T, D] of pass 1 (plain), 2, 3, … without end, in constant memory."""
+    embeddings = model.trunk.embed(tokens_BT)
+    states, _ = model.trunk(embeddings, positions_BT, documents_BT)
+    while True:
+        yield states
+        states, _ = fused_pass(model, embeddings, states, positions_BT=positions_BT, documents_BT=documents_BT)
+
+
+def read(
+    model: FeedbackModel,
+    tokens_BT: Tensor,
+    feedback_passes: FeedbackPasses = 0,
+    positions_BT: Tensor | None = None,
+    documents_BT: Tensor | None = None,
+) -> Tensor:
+    """Top states [B, T, D] of whole rows after 0, 1, 2, … feedback passes, or read position by position ("exact", Eq. 8).
+
+    Raises ValueError for any other `feedback_passes` and for rows longer than the context.
+    """
+    check_length(model, tokens_BT.shape[1])
+    if feedback_passes == "exact":
+        return read_exact(model, tokens_BT, positions_BT, documents_BT)
+    if not isinstance(feedback_passes, int) or feedback_passes < 0:
+        raise ValueError(f"feedback_passes is 0, 1, 2, … or 'exact', not {feedback_passes!r}")
+    for done, states in enumerate(iterate_passes(model, tokens_BT, positions_BT, documents_BT)):
+        if done == feedback_passes:
+            return states
+    raise AssertionError("iterate_passes does not end")
+
+
+def read_exact(
+    model: FeedbackModel, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None
+) -> Tensor:
+    """Top states [B, T, D] of the sequential recurrence (Eq. 8): each position waits for the one before it."""
+    embeddings = model.trunk.embed(tokens_BT)
+    cache: Any | None = None
+    boundary: Tensor | None = None
+    states = []
+    for t in range(tokens_BT.shape[1]):
+        here = slice(t, t + 1)
+        positions = None if positions_BT is None else positions_BT[:, here]
+        documents = None if documents_BT is None else documents_BT[:, here]
+        state, cache = fused_pass(
+            model, embeddings[:, here], embeddings[:, here], boundary, positions, documents, cache, keep="window"
+        )
+        states.append(state)
+        boundary = state[:, 0]
+    return torch.cat(states, dim=1)
+
+
+def check_length(model: FeedbackModel, length: int) -> None:
+    """Raises ValueError if a row of `length` tokens does not fit the trunk's context."""
+    if length > model.trunk.context:
+        raise ValueError(f"{length} tokens do not fit the model's context of {model.trunk.context}")

@@ -1,0 +1,132 @@
+"""When to feed back, how many passes, from which prefix on: pure functions of (seed, step) and a small checkpointed state (law 7)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullband.config import AdaptiveConfig, FeedbackConfig, Phase
+from fullband.feedback.multipass import Prefix
+from fullband.feedback.noise import keyed_generator
+from fullband.feedback.settling import Settling
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class PassSchedule:
+    """The progressive schedule of section 3.3: phases of training, each with its distribution over the number of passes.
+
+    The draw of a step is a rotation by the golden ratio with a seeded start: any stretch of steps holds each number of passes in
+    its stated share, so the token-equivalent compute of a short run is what its recipe says.
+    """
+
+    def __init__(self, config: FeedbackConfig, phases: list[Phase], steps: int, seed: int):
+        self.config, self.phases, self.steps, self.seed = config, phases, steps, seed
+        self.offset = float(keyed_generator("passes", seed).random())
+        self.adaptive = AdaptiveShare(config.adaptive) if config.adaptive else None
+
+    def probabilities(self, step: int) -> dict[int, float]:
+        """Number of passes -> probability at `step` (counted from 0), the adaptive share included."""
+        if step < self.config.start_step:
+            return {1: 1.0}
+        passes = self._phase(step).passes
+        return self.adaptive.reshape(passes) if self.adaptive else passes
+
+    def passes(self, step: int) -> int:
+        """The number of passes of `step`: the same for every microbatch and rank."""
+        return _draw(self.probabilities(step), (self.offset + step * GOLDEN) % 1.0)
+
+    @property
+    def switch_on(self) -> int | None:
+        """The first step whose phase feeds back; None if none does."""
+        return next((s for s in range(self.steps) if any(k > 1 and p > 0 for k, p in self.probabilities(s).items())), None)
+
+    def warming_fusion(self, step: int) -> bool:
+        """Whether `step` trains only the fusion."""
+        on = self.switch_on if self.config.fusion_warmup else None
+        return on is not None and on <= step < on + self.config.fusion_warmup
+
+    def prefixes(self, step: int, accumulation: int, passes: int, length: int, rows: Tensor) -> list[Prefix]:
+        """p_2 … p_K for one microbatch of rows [B] (their numbers in the step), all drawn before pass 1: uniform over 0 … length - 2."""
+        return [self._prefix(step, accumulation, k, length, rows) for k in range(2, passes + 1)]
+
+    def _prefix(self, step: int, accumulation: int, k: int, length: int, rows: Tensor) -> Prefix:
+        if self.config.prefix == "off":
+            return 0
+        if self.config.prefix == "uniform":
+            return self._round(int(keyed_generator("prefix", self.seed, step, accumulation, k).integers(0, length - 1)))
+        drawn = [int(keyed_generator("prefix", self.seed, step, k, int(row)).integers(0, length - 1)) for row in rows]
+        return torch.tensor([self._round(p) for p in drawn], device=rows.device)
+
+    def _round(self, prefix: int) -> int:
+        """Down to a multiple of the rounding, counted in plain positions (prefix + 1), so that few shapes are compiled."""
+        rounding = self.config.prefix_rounding
+        return max(0, (prefix + 1) // rounding * rounding - 1) if rounding > 1 else prefix
+
+    def token_equivalent_compute(self, tokens_per_step: int) -> int:
+        """Σ tokens × passes over the whole run (section 4), as drawn with the present adaptive state."""
+        return tokens_per_step * sum(self.passes(step) for step in range(self.steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"adaptive_share": self.adaptive.share} if self.adaptive else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.adaptive and "adaptive_share" in state:
+            self.adaptive.share = state["adaptive_share"]
+
+    def _phase(self, step: int) -> Phase:
+        done = 0.0
+        for phase in self.phases:
+            done += phase.fraction * self.steps
+            if step < round(done):
+                return phase
+        return self.phases[-1]
+
+
+class AdaptiveShare:
+    """The share of deeper passes among the batches that feed back, raised while the states do not settle.
+
+    The paper picks 3% by hand and names a principled choice as open (section 6, limitation 2). Here a few no-grad passes measure
+    whether the change of the states shrinks from pass to pass; if not, the share grows by `growth`, else it falls by its root.
+    """
+
+    def __init__(self, config: AdaptiveConfig):
+        self.config = config
+        self.share: float | None = None  # None = as the recipe says
+
+    def due(self, step: int) -> bool:
+        return step % self.config.every == 0
+
+    def update(self, settling: Settling) -> None:
+        """Rows too short to see past the wavefront say nothing: the share stays."""
+        if not settling.measurable:
+            return
+        share = self.config.floor if self.share is None else self.share
+        factor = self.config.growth**-0.5 if settling.settled(self.config.ratio) else self.config.growth
+        self.share = min(self.config.ceiling, max(self.config.floor, share * factor))
+
+    def reshape(self, passes: dict[int, float]) -> dict[int, float]:
+        """`passes` with the feedback mass split into (1 - share) on the shallowest K ≥ 2 and `share` on the deeper ones.
+
+        A phase with two passes only gets three as its deeper ones: the measure may find them necessary.
+        """
+        feeding = {k: p for k, p in passes.items() if k > 1 and p > 0}
+        if self.share is None or not feeding:
+            return passes
+        mass, shallow = sum(feeding.values()), min(feeding)
+        deeper = {k: p for k, p in feeding.items() if k > shallow} or {shallow + 1: 1.0}
+        total = sum(deeper.values())
+        reshaped = {k: p for k, p in passes.items() if k == 1} | {shallow: mass * (1 - self.share)}
+        return reshaped | {k: mass * self.share * p / total for k, p in deeper.items()}
+
+
+def _draw(probabilities: dict[int, float], u: float) -> int:
+    below = 0.0
+    for k, probability in sorted(probabilities.items()):
+        below += probability
+        if u < below:
+            return k
+    return max(k for k, p in probabilities.items() if p > 0)

@@ -1,0 +1,88 @@
+"""Files that survive a crash: written beside their place, flushed to disk, renamed; and checked when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+MANIFEST = "manifest.json"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`: a crash at any moment leaves the old file or the new one, whole."""
+    beside = path.with_name(f".{path.name}.partial")
+    with open(beside, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Replace `path` by a safetensors file of `tensors`."""
+    beside = path.with_name(f".{path.name}.partial")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, beside)
+    with open(beside, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    sync_folder(path.parent)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors file, on the CPU. Raises ValueError naming the file if it is missing or damaged."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path}: damaged or not a safetensors file ({error})") from None
+
+
+def write_manifest(folder: Path, names: list[str]) -> None:
+    """Record the SHA-256 of each file, so that a flipped bit is found when it is read."""
+    write_json(folder / MANIFEST, {name: file_hash(folder / name) for name in sorted(names)})
+
+
+def verify_manifest(folder: Path) -> None:
+    """Raises ValueError naming the first file that differs from the folder's manifest; a folder without one passes."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return
+    try:
+        recorded = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: damaged ({error})") from None
+    for name, expected in recorded.items():
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name}: missing, but listed in {MANIFEST}")
+        if file_hash(folder / name) != expected:
+            raise ValueError(f"{folder / name}: damaged: its content is not what was saved (SHA-256 differs from {MANIFEST})")
+
+
+def file_hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename durable. Windows cannot open folders and needs no such call."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

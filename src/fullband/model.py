@@ -1,0 +1,106 @@
+"""FullBandModel = trunk + fusion; saved as safetensors and JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullband.config import FusionName, Strict, TrunkConfig, parse
+from fullband.feedback.fusion import Fusion, build_fusion
+from fullband.files import read_tensors, verify_manifest, write_json, write_manifest, write_tensors
+from fullband.trunk.decoder import Decoder
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+class SavedConfig(Strict):
+    """config.json of a model folder."""
+
+    model_type: str = "fullband"
+    trunk: TrunkConfig
+    fusion: FusionName = "gated"
+
+
+class FullBandModel(nn.Module):
+    """A trunk and the fusion that feeds its top state back. Without feedback it is the trunk, bit for bit (law 1)."""
+
+    trunk: Decoder
+    fusion: Fusion
+
+    def __init__(self, trunk: TrunkConfig, fusion: FusionName = "gated"):
+        super().__init__()
+        self.config = SavedConfig(trunk=trunk, fusion=fusion)
+        self.trunk = Decoder(trunk)
+        self.fusion = build_fusion(fusion, trunk.width)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., V] from top states [..., D]."""
+        return nn.functional.linear(states, self.trunk.head_weight)
+
+    def save(self, folder: str | Path) -> None:
+        """Write config.json, model.safetensors and manifest.json into `folder`, which is created.
+
+        Each file is written beside its place, flushed to disk and renamed. The tokenizer saves itself there too.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / CONFIG, self.config.model_dump())
+        write_tensors(folder / WEIGHTS, self.state_dict())
+        write_manifest(folder, [CONFIG, WEIGHTS])
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> FullBandModel:
+        """The model saved in `folder`, or the newest checkpoint of a run folder. Evaluation mode.
+
+        Raises ValueError naming the file for a folder that is not a model, a damaged file or tensors of another shape.
+        """
+        folder = resolve_model_folder(folder)
+        verify_manifest(folder)
+        saved = read_config(folder)
+        model = cls(saved.trunk, saved.fusion)
+        model.load_weights(folder / WEIGHTS)
+        return model.to(device=device, dtype=dtype).eval()
+
+    def load_weights(self, path: Path) -> None:
+        """Raises ValueError naming file and tensor if the file is damaged or of another shape."""
+        tensors = read_tensors(path)
+        own = self.state_dict()
+        for name in sorted(own.keys() | tensors.keys()):
+            if name not in tensors:
+                raise ValueError(f"{path}: tensor '{name}' is missing")
+            if name not in own:
+                raise ValueError(f"{path}: tensor '{name}' does not belong to this model")
+            if own[name].shape != tensors[name].shape:
+                shapes = f"{list(tensors[name].shape)}, this model needs {list(own[name].shape)}"
+                raise ValueError(f"{path}: tensor '{name}' has shape {shapes}")
+        self.load_state_dict(tensors)
+
+
+def read_config(folder: Path) -> SavedConfig:
+    """config.json of a model folder. Raises ValueError naming the file."""
+    path = folder / CONFIG
+    try:
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(raw, dict) or raw.get("model_type") != "fullband":
+        kind = raw.get("model_type") if isinstance(raw, dict) else None
+        raise ValueError(f"{path}: not a fullband model" + (f" (model_type is '{kind}')" if kind else ""))
+    return parse(SavedConfig, raw, str(path))
+
+
+def resolve_model_folder(folder: str | Path) -> Path:
+    """`folder` if it is a model, else the newest checkpoint of the run it holds. Raises ValueError if it is neither."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such model folder")
+    if (folder / CONFIG).is_file():
+        return folder
+    pointer = folder / "checkpoints" / "last.json"
+    if pointer.is_file():
+        return folder / "checkpoints" / str(json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"])
+    raise ValueError(f"{folder}: not a model folder (it has no {CONFIG}) and not a run folder (it has no checkpoints)")

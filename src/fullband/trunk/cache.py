@@ -1,0 +1,125 @@
+"""Keys and values of the past, as an immutable value that grows without copying."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Store:
+    """A tensor with room to grow along its slot dimension; `filled` slots are taken."""
+
+    def __init__(self, tensor: Tensor, filled: int):
+        self.tensor, self.filled = tensor, filled
+
+
+class Slots:
+    """Slots [start, stop) of a store. A Slots never changes: appending to the newest view of a store writes behind it in place,
+    appending to an older view, or under autograd, copies. So a decoding step costs O(1), and a fork costs nothing."""
+
+    def __init__(self, store: _Store, start: int, stop: int, dim: int):
+        self._store, self._start, self._stop, self._dim = store, start, stop, dim
+
+    @classmethod
+    def of(cls, tensor: Tensor, dim: int) -> Slots:
+        """The slots of `tensor` along `dim` (negative)."""
+        return cls(_Store(tensor, tensor.shape[dim]), 0, tensor.shape[dim], dim)
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @property
+    def tensor(self) -> Tensor:
+        return self._store.tensor.narrow(self._dim, self._start, len(self))
+
+    def append(self, new: Tensor) -> Slots:
+        added = new.shape[self._dim]
+        if torch.is_grad_enabled() and (new.requires_grad or self._store.tensor.requires_grad):
+            return Slots.of(torch.cat([self.tensor, new], self._dim), self._dim)
+        store, start, stop = self._store, self._start, self._stop
+        if store.filled != stop or stop + added > store.tensor.shape[self._dim]:
+            shape = list(new.shape)
+            shape[self._dim] = max(2 * len(self), len(self) + added, 64)
+            grown = new.new_empty(shape)
+            grown.narrow(self._dim, 0, len(self)).copy_(self.tensor)
+            store, start, stop = _Store(grown, len(self)), 0, len(self)
+        store.tensor.narrow(self._dim, stop, added).copy_(new)
+        store.filled = stop + added
+        return Slots(store, start, stop + added, self._dim)
+
+    def narrow(self, first: int, length: int) -> Slots:
+        """Slots first … first + length - 1 of this view."""
+        return Slots(self._store, self._start + first, self._start + first + length, self._dim)
+
+    def rows(self, index: Tensor, row_dim: int) -> Slots:
+        return Slots.of(self.tensor.index_select(row_dim, index), self._dim)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What a trunk remembers of `length` slots.
+
+    layers     keys and values [2, B, KV heads, slots, head dim] of each layer; sliding layers may hold only the last slots
+    windows    the window of each layer, in keys (None = full attention)
+    documents  document of every slot [B, length], -1 = padding; None = one document a row, no padding
+    """
+
+    layers: tuple[Slots, ...]
+    windows: tuple[int | None, ...]
+    length: int
+    documents: Slots | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.layers[0].tensor.shape[1]
+
+    @property
+    def bytes(self) -> int:
+        return sum(layer.tensor.numel() * layer.tensor.element_size() for layer in self.layers)
+
+    def fork(self) -> Cache:
+        """An independent continuation. Attention caches are immutable values, so it shares every tensor."""
+        return self
+
+    def crop(self, length: int) -> Cache:
+        """The cache as it was after `length` slots.
+
+        Raises ValueError if a sliding layer has already forgotten keys that the next query would need.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot crop a cache of {self.length} slots to {length}")
+        layers = []
+        for layer, window in zip(self.layers, self.windows, strict=True):
+            first = self.length - len(layer)
+            oldest_needed = 0 if window is None else max(0, length - window + 1)
+            if first > oldest_needed:
+                raise ValueError(f"cannot crop to {length} slots: a sliding layer kept only slots {first} and later (use keep='all')")
+            layers.append(layer.narrow(0, length - first))
+        documents = self.documents and self.documents.narrow(0, length)
+        return replace(self, layers=tuple(layers), length=length, documents=documents)
+
+    def select(self, rows: Tensor) -> Cache:
+        """The given rows [N], in that order; also how beams are reordered and finished rows leave."""
+        layers = tuple(layer.rows(rows, row_dim=1) for layer in self.layers)
+        return replace(self, layers=layers, documents=self.documents and self.documents.rows(rows, row_dim=0))
+
+    def repeat(self, times: int) -> Cache:
+        """Every row `times` times in a row: one prompt, many continuations."""
+        device = self.layers[0].tensor.device
+        return self.select(torch.arange(self.batch, device=device).repeat_interleave(times))
+
+
+def extend_documents(cache: Cache | None, documents_BT: Tensor | None, batch: int, added: int, device: Any) -> Slots | None:
+    """Documents of the cached and the new slots; None as long as every row is one unpadded document."""
+    past = cache.documents if cache else None
+    if documents_BT is None and past is None:
+        return None
+    if documents_BT is None:
+        documents_BT = past.tensor[:, -1:].expand(batch, added) if past and len(past) else torch.zeros(batch, added, dtype=torch.long, device=device)
+    if past is None:
+        length = cache.length if cache else 0
+        past = Slots.of(torch.zeros(batch, length, dtype=torch.long, device=device), -1)
+    return past.append(documents_BT)

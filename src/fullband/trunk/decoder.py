@@ -1,0 +1,206 @@
+"""The paper's decoder (App. A), in plain PyTorch.
+
+  - tied embedding and head; one input norm that plain and fused inputs share (App. C)
+  - grouped-query attention, RMS-normalised queries and keys, rotary positions, a sigmoid gate on every head's output
+  - sliding windows, every sixth layer full
+  - SiLU GLU feed-forward
+  - RMSNorm before and after each residual branch and at the end; branches scaled by 1/sqrt(2L) after their norm (depth scaling)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fullband.config import TrunkConfig
+from fullband.trunk.attention import Plan, attend, make_plan
+from fullband.trunk.cache import Cache, Slots, extend_documents
+from fullband.trunk.protocol import Keep
+
+
+def rotary(positions_BT: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [B, 1, T, head_dim / 2] of RoPE. Angles are computed in at least float32."""
+    precise = torch.promote_types(dtype, torch.float32)
+    frequencies = base ** (-torch.arange(0, head_dim, 2, device=positions_BT.device, dtype=precise) / head_dim)
+    angles = positions_BT[:, None, :, None].to(precise) * frequencies
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the two halves of every head by the position's angles."""
+    a, b = x_BHTd.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: TrunkConfig):
+        super().__init__()
+        width, size = config.width, config.head_size
+        self.head_size = size
+        self.query = nn.Linear(width, config.heads * size, bias=False)
+        self.key = nn.Linear(width, config.kv_heads * size, bias=False)
+        self.value = nn.Linear(width, config.kv_heads * size, bias=False)
+        self.gate = nn.Linear(width, config.heads, bias=False)
+        self.output = nn.Linear(config.heads * size, width, bias=False)
+        self.query_norm = nn.RMSNorm(size, eps=config.norm_eps)
+        self.key_norm = nn.RMSNorm(size, eps=config.norm_eps)
+
+    def project(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [B, H, T, head dim] and the new keys and values [2, B, KV heads, T, head dim]."""
+        batch, length, _ = x_BTD.shape
+
+        def heads(y: Tensor) -> Tensor:
+            return y.view(batch, length, -1, self.head_size).transpose(1, 2)
+
+        query = rotate(self.query_norm(heads(self.query(x_BTD))), cos, sin)
+        key = rotate(self.key_norm(heads(self.key(x_BTD))), cos, sin)
+        return query, torch.stack([key, heads(self.value(x_BTD)).to(key.dtype)])
+
+    def read(self, x_BTD: Tensor, query: Tensor, keys_values: Tensor, plan: Plan) -> Tensor:
+        """Attention output [B, T, D] over all keys and values [2, B, KV heads, S, head dim]."""
+        attended = attend(query, keys_values[0], keys_values[1], plan)
+        attended = attended * torch.sigmoid(self.gate(x_BTD)).transpose(1, 2)[..., None]
+        return self.output(attended.transpose(1, 2).reshape(*x_BTD.shape[:2], -1))
+
+
+class Glu(nn.Module):
+    def __init__(self, config: TrunkConfig):
+        super().__init__()
+        self.gate = nn.Linear(config.width, config.glu_width, bias=False)
+        self.up = nn.Linear(config.width, config.glu_width, bias=False)
+        self.down = nn.Linear(config.glu_width, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: TrunkConfig):
+        super().__init__()
+        self.branch_scale = 1 / math.sqrt(2 * config.layers)
+        self.attention_norm_in = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.attention = Attention(config)
+        self.attention_norm_out = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.glu_norm_in = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.glu = Glu(config)
+        self.glu_norm_out = nn.RMSNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Tensor | None, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Output [B, T, D], and the new keys and values; a pure function of tensors, for autograd, checkpointing and compile."""
+        query, new = self.project(x, cos, sin)
+        keys_values = new if past is None else torch.cat([past, new], dim=-2)
+        return self.finish(x, query, keys_values, plan), new
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return self.attention.project(self.attention_norm_in(x), cos, sin)
+
+    def finish(self, x: Tensor, query: Tensor, keys_values: Tensor, plan: Plan) -> Tensor:
+        attended = self.attention.read(self.attention_norm_in(x), query, keys_values, plan)
+        x = x + self.branch_scale * self.attention_norm_out(attended)
+        return x + self.branch_scale * self.glu_norm_out(self.glu(self.glu_norm_in(x)))
+
+
+class Decoder(nn.Module):
+    """The App. A trunk. See `protocol.Trunk` for the contract."""
+
+    crops = True
+
+    def __init__(self, config: TrunkConfig):
+        super().__init__()
+        self.config = config
+        self.context, self.vocab_size = config.context, config.vocab_size
+        self.windows = tuple(None if config.layer_is_full(i) else config.window for i in range(config.layers))
+        self.activation_checkpointing = False
+        self.plan = make_plan  # tests put the dense reference here
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.input_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.final_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Matrices N(0, 1/fan_in), embedding N(0, 0.02²), norms 1. Branch norms make the matrices' scale immaterial."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            elif isinstance(module, nn.RMSNorm):
+                nn.init.ones_(module.weight)
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.embedding.weight
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        return self.input_norm(self.embedding(tokens_BT))
+
+    def forward(
+        self,
+        inputs_BTD: Tensor,
+        positions_BT: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+        cache: Cache | None = None,
+        keep: Keep = "none",
+    ) -> tuple[Tensor, Cache | None]:
+        batch, length, _ = inputs_BTD.shape
+        device = inputs_BTD.device
+        past_length = cache.length if cache else 0
+        if positions_BT is None:
+            positions_BT = torch.arange(past_length, past_length + length, device=device)[None]
+        cos, sin = rotary(positions_BT, self.config.head_size, self.config.rope_base, _compute_dtype(inputs_BTD))
+        documents = extend_documents(cache, documents_BT, batch, length, device)
+        plans: dict[tuple[int, int | None], Plan] = {}
+        kept: list[Slots] = []
+        x = inputs_BTD
+        for i, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
+            past = cache.layers[i] if cache else None
+            keys = length + _reachable(past, window)
+            if (keys, window) not in plans:
+                key_documents = None if documents is None else documents.tensor[:, documents.tensor.shape[1] - keys :]
+                plans[keys, window] = self.plan(length, keys, window, key_documents, device)
+            x, extended = self._run(block, x, cos, sin, past, keys, plans[keys, window], keep)
+            if extended is not None:
+                kept.append(extended if keep == "all" or window is None else _last(extended, window - 1))
+        states = self.final_norm(x)
+        return states, None if keep == "none" else Cache(tuple(kept), self.windows, past_length + length, documents)
+
+    def _run(
+        self, block: Any, x: Tensor, cos: Tensor, sin: Tensor, past: Slots | None, keys: int, plan: Plan, keep: Keep
+    ) -> tuple[Tensor, Slots | None]:
+        """One block; the second output is the layer's past with the new slots behind it."""
+        if torch.is_grad_enabled():
+            reachable = keys - x.shape[1]
+            past_tensor = _last(past, reachable).tensor if past is not None and reachable else None
+            if self.activation_checkpointing:
+                x, new = checkpoint(block, x, cos, sin, past_tensor, plan, use_reentrant=False)
+            else:
+                x, new = block(x, cos, sin, past_tensor, plan)
+            return x, None if keep == "none" else _append(past, new)
+        query, new = block.project(x, cos, sin)
+        extended = _append(past, new)  # in place: a decoding step copies no keys
+        return block.finish(x, query, _last(extended, keys).tensor, plan), extended
+
+
+def _reachable(past: Slots | None, window: int | None) -> int:
+    """How many cached slots a new query can see: a window of W includes the query's own key."""
+    cached = 0 if past is None else len(past)
+    return cached if window is None else min(cached, window - 1)
+
+
+def _append(past: Slots | None, new: Tensor) -> Slots:
+    return Slots.of(new, -2) if past is None else past.append(new)
+
+
+def _last(layer: Slots, slots: int) -> Slots:
+    kept = min(len(layer), slots)
+    return layer.narrow(len(layer) - kept, kept)
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
