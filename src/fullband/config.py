@@ -175,7 +175,7 @@ class DataConfig(Strict):
 class EvaluationConfig(Strict):
     every: int = Field(default=200, gt=0)
     rows: int = Field(default=64, gt=0)
-    feedback_passes: list[FeedbackPasses] = Field(default_factory=lambda: [0, 1, 2])
+    feedback_passes: list[FeedbackPasses] = Field(default=[0, 1, 2])
     batch_rows: int = Field(default=16, gt=0)
 
 

@@ -12,9 +12,7 @@ TRUNKS: dict[str, TrunkConfig] = {
     "paper-1b": TrunkConfig(vocab_size=100_352, width=1536, layers=24, heads=16, kv_heads=8, glu_width=6656, context=8192, window=2048),
     "100m": TrunkConfig(vocab_size=50_304, width=576, layers=12, heads=6, kv_heads=3, glu_width=2496, context=4096, window=1024),
     "10m": TrunkConfig(vocab_size=8192, width=288, layers=6, heads=3, kv_heads=1, glu_width=1248, context=2048, window=512),
-    "tiny": TrunkConfig(
-        vocab_size=320, width=64, layers=2, heads=4, kv_heads=2, glu_width=256, context=512, window=128, full_every=2
-    ),
+    "tiny": TrunkConfig(vocab_size=320, width=64, layers=2, heads=4, kv_heads=2, glu_width=256, context=512, window=128, full_every=2),
 }
 
 # The table of section 4. "75% one-pass, 22% two-pass, 3% three-pass" is read as: feedback is introduced for the last quarter,

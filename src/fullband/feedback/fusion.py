@@ -96,7 +96,7 @@ def build_fusion(name: str, width: int) -> Fusion:
     """The named fusion, initialised: matrices N(0, 1/fan_in), the residual entry's W_U zero. Raises ValueError."""
     if name not in FUSIONS:
         raise ValueError(f"unknown fusion '{name}' (known: {', '.join(FUSIONS)})")
-    fusion = FUSIONS[name](width)  # type: ignore[call-arg]
+    fusion = FUSIONS[name](width)
     for module in fusion.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)

@@ -15,9 +15,7 @@ IGNORE = -100  # targets that are not scored
 CHUNK_LOGITS = 2**22  # logits held at once, as elements (16 MiB in float32)
 
 
-def token_losses(
-    states_ND: Tensor, head_weight_VD: Tensor, targets_N: Tensor, chunk_logits: int = CHUNK_LOGITS
-) -> tuple[Tensor, Tensor]:
+def token_losses(states_ND: Tensor, head_weight_VD: Tensor, targets_N: Tensor, chunk_logits: int = CHUNK_LOGITS) -> tuple[Tensor, Tensor]:
     """(cross-entropy, squared log-sum-exp), both [N] in float32 or better; 0 where the target is ignored.
 
     The logits of a chunk of rows are made, used and forgotten; backward makes them again.

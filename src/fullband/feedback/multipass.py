@@ -8,6 +8,7 @@ plain). `multipass_reference` runs every pass in full; loss and gradients are th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def multipass(
             documents_BT=_from(documents_BT, start),
             cache=caches[start],
             plain_BT=_plain_mask(prefix, start, length, tokens_BT.device),
-            noise_BTD=jitter and jitter(k, start, length, embeddings),
+            noise_BTD=jitter(k, start, length, embeddings) if jitter else None,
         )
         outputs.append(PassStates(k, start, prefix, states))
         previous = torch.cat([plain[:, :start], states], dim=1)
@@ -109,7 +110,7 @@ def multipass_reference(
             positions_BT=positions_BT,
             documents_BT=documents_BT,
             plain_BT=_plain_mask(prefix, 0, length, tokens_BT.device),
-            noise_BTD=jitter and jitter(k, 0, length, embeddings),
+            noise_BTD=jitter(k, 0, length, embeddings) if jitter else None,
         )
         outputs.append(PassStates(k, 0, prefix, states))
     return outputs
@@ -127,7 +128,7 @@ def _plain_pass(
         return states, {cut: cache.crop(cut) for cut in cuts}
     cache, caches, parts = None, {}, []
     bounds = sorted({0, *cuts, embeddings.shape[1]})
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         here = slice(start, stop)
         part, cache = model.trunk(
             embeddings[:, here],
@@ -147,7 +148,8 @@ def _first_fused(prefix: Prefix, length: int) -> int:
     smallest = int(prefix.min()) if isinstance(prefix, Tensor) else prefix
     largest = int(prefix.max()) if isinstance(prefix, Tensor) else prefix
     if smallest < 0 or largest > length - 2:
-        raise ValueError(f"prefix {smallest if smallest < 0 else largest} is outside 0 … {length - 2}: a pass must fuse at least one position")
+        wrong = smallest if smallest < 0 else largest
+        raise ValueError(f"prefix {wrong} is outside 0 … {length - 2}: a pass must fuse at least one position")
     return smallest + 1
 
 

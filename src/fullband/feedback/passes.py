@@ -100,9 +100,7 @@ def read(
     raise AssertionError("iterate_passes does not end")
 
 
-def read_exact(
-    model: FeedbackModel, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None
-) -> Tensor:
+def read_exact(model: FeedbackModel, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None) -> Tensor:
     """Top states [B, T, D] of the sequential recurrence (Eq. 8): each position waits for the one before it."""
     embeddings = model.trunk.embed(tokens_BT)
     cache: Any | None = None
@@ -112,9 +110,7 @@ def read_exact(
         here = slice(t, t + 1)
         positions = None if positions_BT is None else positions_BT[:, here]
         documents = None if documents_BT is None else documents_BT[:, here]
-        state, cache = fused_pass(
-            model, embeddings[:, here], embeddings[:, here], boundary, positions, documents, cache, keep="window"
-        )
+        state, cache = fused_pass(model, embeddings[:, here], embeddings[:, here], boundary, positions, documents, cache, keep="window")
         states.append(state)
         boundary = state[:, 0]
     return torch.cat(states, dim=1)

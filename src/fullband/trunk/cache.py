@@ -118,7 +118,8 @@ def extend_documents(cache: Cache | None, documents_BT: Tensor | None, batch: in
     if documents_BT is None and past is None:
         return None
     if documents_BT is None:
-        documents_BT = past.tensor[:, -1:].expand(batch, added) if past and len(past) else torch.zeros(batch, added, dtype=torch.long, device=device)
+        assert past is not None
+        documents_BT = past.tensor[:, -1:].expand(batch, added)  # the document goes on
     if past is None:
         length = cache.length if cache else 0
         past = Slots.of(torch.zeros(batch, length, dtype=torch.long, device=device), -1)

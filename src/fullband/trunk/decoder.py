@@ -1,10 +1,10 @@
 """The paper's decoder (App. A), in plain PyTorch.
 
-  - tied embedding and head; one input norm that plain and fused inputs share (App. C)
-  - grouped-query attention, RMS-normalised queries and keys, rotary positions, a sigmoid gate on every head's output
-  - sliding windows, every sixth layer full
-  - SiLU GLU feed-forward
-  - RMSNorm before and after each residual branch and at the end; branches scaled by 1/sqrt(2L) after their norm (depth scaling)
+- tied embedding and head; one input norm that plain and fused inputs share (App. C)
+- grouped-query attention, RMS-normalised queries and keys, rotary positions, a sigmoid gate on every head's output
+- sliding windows, every sixth layer full
+- SiLU GLU feed-forward
+- RMSNorm before and after each residual branch and at the end; branches scaled by 1/sqrt(2L) after their norm (depth scaling)
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ Keep = Literal["none", "window", "all"]
 
 
 class Trunk(Protocol):
-    """Maps stack inputs to top states. Rows are contiguous: padding (document -1) stands to the left, or to the right if nothing follows."""
+    """Maps stack inputs to top states. A row's tokens are contiguous:
+    padding (document -1) stands to the left, or to the right if nothing follows."""
 
     context: int  # longest sequence, in tokens
     vocab_size: int
