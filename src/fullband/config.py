@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 FusionName = Literal["gated", "concat", "add", "residual"]
 Control = Literal["none", "zeroed", "shuffled", "constant-gate"]
@@ -126,16 +126,24 @@ class OptimConfig(Strict):
 
 
 class TaskSource(Strict):
-    """Built-in tasks with a label at every position: running products in a group, or running sums modulo n."""
+    """Built-in tasks with an answer at every position: running products in a group, or running arithmetic modulo n."""
 
     kind: Literal["task"] = "task"
     task: Literal["group-word", "modular"] = "group-word"
-    group: str = Field(default="S3", description="S3, S5, A5 or Z_n such as Z7")
-    modulus: int = Field(default=7, gt=1)
+    group: str = Field(default="S3", description="S3, S4, S5, A4, A5 or Z_n such as Z7")
+    modulus: int = Field(default=7, gt=1, le=1000)
+
+    @field_validator("group")
+    @classmethod
+    def _group_is_known(cls, group: str) -> str:
+        is_cyclic = group[:1] == "Z" and group[1:].isdecimal() and group[1:] == str(int(group[1:])) and 2 <= int(group[1:]) <= 1000
+        if group not in ("S3", "S4", "S5", "A4", "A5") and not is_cyclic:
+            raise ValueError("no such group; there are S3, S4, S5, A4, A5 and Z2 to Z1000")
+        return group
 
 
 class FilesSource(Strict):
-    """Local txt, jsonl or parquet files (.gz and .zst too). Globs are allowed."""
+    """Local txt, jsonl or parquet files (txt and jsonl as .gz and .zst too). Globs are allowed."""
 
     kind: Literal["files"] = "files"
     paths: list[str] = Field(min_length=1)
@@ -170,11 +178,12 @@ class DataConfig(Strict):
     source: Source = Field(default_factory=PythonStdlibSource)
     tokenizer: str = Field(default="bytes", description="bytes, a tokenizer.json (or its folder), or tiktoken:NAME")
     length: int = Field(default=512, gt=1, description="positions in a training row")
+    shuffle_documents: int = Field(default=1024, gt=0, description="documents of a block, which is shuffled as a whole; 1 = no shuffling")
 
 
 class EvaluationConfig(Strict):
     every: int = Field(default=200, gt=0)
-    rows: int = Field(default=64, gt=0)
+    rows: int = Field(default=64, ge=0, description="held-out rows; 0 = no validation")
     feedback_passes: list[FeedbackPasses] = Field(default=[0, 1, 2])
     batch_rows: int = Field(default=16, gt=0)
 

@@ -1,0 +1,183 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fullband.config import Recipe
+from fullband.feedback.settling import measure_settling
+from fullband.optim.groups import describe_groups, is_fusion
+from fullband.train.evaluation import validation_losses
+from fullband.train.metrics import Tracker, open_trackers
+from fullband.train.milestones import Milestones
+from fullband.train.run import Run, prepare
+from fullband.train.step import StepReport, accumulate_gradients, single_document
+from fullband.train.stop import StopRequest, stop_signals
+
+
+class Watcher(Protocol):
+    """Someone who looks on, such as a progress bar."""
+
+    def started(self, run: Run, groups: str) -> None: ...
+
+    def stepped(self, run: Run, values: dict[str, Any]) -> None: ...
+
+    def evaluated(self, run: Run, losses: dict[str, float]) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended. `signal` is the one that stopped it, or None if it is complete."""
+
+    folder: Path
+    checkpoint: Path
+    steps: int
+    tokens: int
+    token_equivalent: int
+    executed_positions: int
+    validation: dict[str, float]
+    milestones: Milestones
+    seconds: float
+    signal: int | None = None
+
+
+class DivergedError(ValueError):
+    """The loss or the gradients are not finite; the last good state has been saved."""
+
+
+def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) -> RunResult:
+    """Train a recipe to its end, a signal, or a non-finite loss.
+
+    Raises ValueError for a recipe that does not fit and DivergedError, which names the step, for a loss that is not finite.
+    """
+    run = prepare(recipe, resume)
+    config, evaluation = recipe.train, recipe.evaluation
+    trackers = open_trackers(config.tracker, run.folder, recipe.name, recipe.model_dump(mode="json"), drop_from=run.step)
+    held_out = run.loader.validation_batches(evaluation.rows, evaluation.batch_rows) if evaluation.rows else []
+    validation: dict[str, float] = {}
+    checkpoint = run.checkpoints.last()
+    start, seconds_before = time.perf_counter(), time.perf_counter()
+    tokens_before = run.tokens
+    if watcher:
+        watcher.started(run, describe_groups(run.optimizer.groups, recipe.optim))
+    try:
+        with stop_signals() as stop:
+            while run.step < config.steps and not stop:
+                # 1. Look whether the states settle, if the schedule adapts to that.
+                batch = run.loader.next_batch()
+                settling = adapt_schedule(run, batch)
+
+                # 2. Gradients of Eq. 12 over this step's passes.
+                run.optimizer.zero_grad()
+                z_loss = run.optimizer.z_loss(run.step)
+                report = accumulate_gradients(run.model, batch, run.step, recipe.seed, run.schedule, recipe.feedback, config, z_loss)
+                if not math.isfinite(report.objective + report.gradient_norm):
+                    raise diverged(run, report)
+
+                # 3. Update: right after the switch-on perhaps only the fusion.
+                if run.schedule.warming_fusion(run.step):
+                    run.optimizer.only(is_fusion)
+                run.optimizer.step(run.step)
+                run.milestones.update(run.step, report)
+                run.step += 1
+                run.tokens += report.tokens
+                run.token_equivalent += report.token_equivalent
+                run.executed_positions += report.executed_positions
+
+                # 4. Log, evaluate, save.
+                values = step_values(run, report) | settling
+                values["tokens_per_second"] = (run.tokens - tokens_before) / (time.perf_counter() - seconds_before)
+                if watcher:
+                    watcher.stepped(run, values)
+                if run.step % config.log_every == 0 or run.step == config.steps:
+                    log(trackers, run.step - 1, values)
+                last_step = run.step == config.steps
+                evaluate_now = bool(held_out) and (run.step % evaluation.every == 0 or last_step)
+                if evaluate_now:
+                    validation = validation_losses(run.model, held_out, passes_to_evaluate(run), config.dtype)
+                    log(trackers, run.step - 1, {"validation": validation})
+                    if watcher:
+                        watcher.evaluated(run, validation)
+                if run.step % config.checkpoint_every == 0 or last_step or stop:
+                    checkpoint = run.save(min(validation.values()) if evaluate_now else None)
+    finally:
+        for tracker in trackers:
+            tracker.close()
+    assert checkpoint is not None
+    return result_of(run, checkpoint, validation, time.perf_counter() - start, stop)
+
+
+def adapt_schedule(run: Run, batch: Any) -> dict[str, Any]:
+    """Where the schedule is adaptive and a measurement is due: measure on this batch's rows, adjust, say what was found."""
+    adaptive = run.schedule.adaptive
+    on = run.schedule.switch_on
+    if adaptive is None or on is None or run.step < on or not adaptive.due(run.step):
+        return {}
+    rows = batch.rows(0, min(adaptive.config.rows, batch.tokens.shape[0])).to(run.device)
+    settling = measure_settling(
+        run.model, rows.tokens, adaptive.config.passes, adaptive.config.tolerance, rows.positions, single_document(rows.documents)
+    )
+    adaptive.update(settling)
+    return {
+        "deeper_share": adaptive.share,
+        "change_ratio_median": settling.ratio_median if settling.measurable else None,
+        "change_ratio_p99": settling.ratio_p99 if settling.measurable else None,
+        "passes_needed": settling.passes_needed,
+    }
+
+
+def passes_to_evaluate(run: Run) -> list[Any]:
+    """The recipe's feedback passes; plain reading alone before feedback has been switched on."""
+    on = run.schedule.switch_on
+    return run.recipe.evaluation.feedback_passes if on is not None and run.step > on else [0]
+
+
+def step_values(run: Run, report: StepReport) -> dict[str, Any]:
+    """What is logged of a step; everything but `tokens_per_second` is reproducible bit for bit."""
+    lr = run.optimizer.lr(run.step - 1)
+    return {
+        "passes": report.passes,
+        "objective": report.objective,
+        **report.losses(),
+        "gradient_norm": report.gradient_norm,
+        "matrix_lr": lr["normuon"],
+        "adam_lr": lr["adam"],
+        "tokens": run.tokens,
+        "token_equivalent_compute": run.token_equivalent,
+        "executed_positions": run.executed_positions,
+        "switch_on_shock": run.milestones.shock,
+        "crossover_step": run.milestones.crossover_step,
+    }
+
+
+def log(trackers: list[Tracker], step: int, values: dict[str, Any]) -> None:
+    for tracker in trackers:
+        tracker.log(step, values)
+
+
+def diverged(run: Run, report: StepReport) -> DivergedError:
+    """Save the parameters, which no non-finite gradient has touched, and say where it happened."""
+    saved = run.save()
+    what = "loss" if not math.isfinite(report.objective) else "gradient norm"
+    value = report.objective if what == "loss" else report.gradient_norm
+    return DivergedError(f"step {run.step}: the {what} is {value}; the state before this step is kept in {saved}")
+
+
+def result_of(run: Run, checkpoint: Path, validation: dict[str, float], seconds: float, stop: StopRequest) -> RunResult:
+    complete = run.step >= run.recipe.train.steps
+    return RunResult(
+        run.folder,
+        checkpoint,
+        run.step,
+        run.tokens,
+        run.token_equivalent,
+        run.executed_positions,
+        validation,
+        run.milestones,
+        seconds,
+        None if complete else stop.signal,
+    )

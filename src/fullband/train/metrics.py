@@ -1,0 +1,88 @@
+"""Where the numbers of a run go: metrics.jsonl always, TensorBoard or Weights & Biases by one setting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from fullband.files import write_bytes
+
+METRICS = "metrics.jsonl"
+
+
+class Tracker(Protocol):
+    def log(self, step: int, values: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """metrics.jsonl: one object a line, `step` first. `drop_from` forgets what a resumed run will write again."""
+
+    def __init__(self, folder: Path, drop_from: int):
+        self.path = folder / METRICS
+        if self.path.is_file():
+            kept = [entry for entry in read_metrics(self.path) if entry["step"] < drop_from]
+            write_bytes(self.path, "".join(f"{json.dumps(entry)}\n" for entry in kept).encode())
+        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The entries of a metrics.jsonl; a last line cut short by a kill is left out."""
+    entries = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            break
+    return entries
+
+
+class TensorBoard:
+    def __init__(self, folder: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError("train.tracker: tensorboard is not installed; pip install 'fullband[track]'") from None
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    def __init__(self, folder: Path, name: str, recipe: dict[str, Any]):
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError("train.tracker: wandb is not installed; pip install 'fullband[track]'") from None
+        self._run = wandb.init(project="fullband", name=name, config=recipe, dir=str(folder), id=name, resume="allow")
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def open_trackers(kind: str, folder: Path, name: str, recipe: dict[str, Any], drop_from: int) -> list[Tracker]:
+    """metrics.jsonl, and the tracker the recipe names. Raises ValueError if that one is not installed."""
+    trackers: list[Tracker] = [JsonLines(folder, drop_from)]
+    if kind == "tensorboard":
+        trackers.append(TensorBoard(folder))
+    elif kind == "wandb":
+        trackers.append(WeightsAndBiases(folder, name, recipe))
+    return trackers

@@ -1,0 +1,108 @@
+"""One optimizer step: microbatches through the passes, Eq. 12, and what is worth knowing about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullband.config import FeedbackConfig, TrainConfig
+from fullband.data.batch import Batch
+from fullband.feedback.loss import PassLoss, multipass_loss
+from fullband.feedback.multipass import Jitter, multipass, multipass_reference
+from fullband.feedback.schedule import PassSchedule
+from fullband.model import FullBandModel
+
+
+@dataclass
+class StepReport:
+    """Sums over the step's microbatches. `losses[k-1]` belongs to pass k; all losses are means in nats."""
+
+    passes: int
+    tokens: int
+    executed_positions: int = 0  # positions the trunk really computed: prefix reuse computes fewer than tokens × passes
+    objective: float = 0.0
+    gradient_norm: float = 0.0
+    sums: list[PassLoss] = field(default_factory=list)
+
+    @property
+    def token_equivalent(self) -> int:
+        """Tokens × passes (section 4's accounting)."""
+        return self.tokens * self.passes
+
+    def add(self, passes: list[PassLoss]) -> None:
+        self.sums = [_plus(a, b) for a, b in zip(self.sums, passes, strict=True)] if self.sums else passes
+
+    def losses(self) -> dict[str, float]:
+        """Mean loss of every pass, and of passes k ≥ 2 against pass 1 over the same fused positions."""
+        named = {}
+        for k, loss in enumerate(self.sums, start=1):
+            named[f"loss_pass_{k}"] = _mean(loss.total, loss.count)
+            if k > 1:
+                named[f"fused_pass_{k}"] = _mean(loss.fused, loss.fused_count)
+                named[f"plain_there_{k}"] = _mean(loss.plain_there, loss.fused_count)
+        return named
+
+
+def accumulate_gradients(
+    model: FullBandModel,
+    batch: Batch,
+    step: int,
+    seed: int,
+    schedule: PassSchedule,
+    feedback: FeedbackConfig,
+    config: TrainConfig,
+    z_loss: float,
+) -> StepReport:
+    """Forward and backward over the microbatches of `batch`; gradients are added to the parameters'.
+
+    Every sum is divided once, by the step's number of scored targets, so the split into microbatches does not matter (law 9).
+    """
+    passes = schedule.passes(step)
+    device = model.trunk.head_weight.device
+    rows_per_microbatch = config.microbatch_rows or batch.tokens.shape[0]
+    scored = max(1, batch.counted)
+    report = StepReport(passes, tokens=batch.tokens.numel())
+    run_passes = multipass if feedback.reuse else multipass_reference
+    for index, micro in enumerate(batch.split(rows_per_microbatch)):
+        first_row = index * rows_per_microbatch
+        rows = torch.arange(first_row, first_row + micro.tokens.shape[0])
+        micro = micro.to(device)
+        length = micro.tokens.shape[1]
+        with autocast(device, config.dtype):
+            outputs = run_passes(
+                model,
+                micro.tokens,
+                schedule.prefixes(step, index, passes, length, rows),
+                micro.positions,
+                single_document(micro.documents),
+                Jitter(feedback.jitter, seed, step, rows),
+            )
+            loss = multipass_loss(outputs, model.trunk.head_weight, micro.targets, scored, feedback.loss_weight, z_loss)
+        loss.objective.backward()
+        report.objective += float(loss.objective.detach())
+        report.executed_positions += sum(output.states.shape[0] * output.states.shape[1] for output in outputs)
+        report.add(loss.passes)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    report.gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
+    return report
+
+
+def single_document(documents_BT: Tensor) -> Tensor | None:
+    """None where every row is one unpadded document: attention then needs no document mask."""
+    return documents_BT if bool((documents_BT != documents_BT[:, :1]).any() or (documents_BT < 0).any()) else None
+
+
+def autocast(device: torch.device, dtype: str) -> Any:
+    """bfloat16 compute over float32 parameters, or nothing."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+def _plus(a: PassLoss, b: PassLoss) -> PassLoss:
+    return PassLoss(a.total + b.total, a.count + b.count, a.fused + b.fused, a.fused_count + b.fused_count, a.plain_there + b.plain_there)
+
+
+def _mean(total: Tensor, count: Tensor) -> float:
+    return float(total) / max(1, int(count))

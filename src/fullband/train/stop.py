@@ -1,0 +1,39 @@
+"""Stopping well: SIGTERM and Ctrl-C end a run after the step in hand, with a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopRequest:
+    """`signal` is the number of the signal that asked, or None. A second Ctrl-C ends the process at once."""
+
+    signal: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopRequest]:
+    """Collects SIGTERM and SIGINT while the block runs. Outside the main thread, where Python cannot, it collects nothing."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if request:
+            raise KeyboardInterrupt
+        request.signal = number
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
