@@ -1,0 +1,204 @@
+"""NorMuon: momentum, orthogonalised, then normalised neuron by neuron (Li et al., arXiv:2510.05491).
+
+Follows microsoft/dion's reading and defaults. For a weight W [fan_out, fan_in] with gradient G, at every step:
+
+    M <- mu M + G                                         momentum
+    O <- polar(M)                                         singular values to about 1
+    v <- beta2 v + (1 - beta2) mean over columns of O^2   one number per neuron (row)
+    U <- O / (sqrt(v) + eps), then scaled back to |O|     rows equalised, Frobenius norm kept
+    W <- (1 - lr wd lr/lr_max) W - lr s U                 s = sqrt(fan_out / fan_in), or 0.2 sqrt(max(fan_out, fan_in))
+
+The weight decay is AdamC's (Defazio 2025, arXiv:2506.02285): it falls with the learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fullband.optim.polar import polar_factor, polar_factor_reference
+
+Scale = Literal["spectral", "match_rms"]
+EPSILON = 1e-8
+
+# Matrices are stacked up to this many elements: small ones share one call, large ones need no company and would cost memory.
+MAX_STACK_ELEMENTS = 2**25
+
+
+class NorMuon(torch.optim.Optimizer):
+    """NorMuon with AdamC weight decay. Parameters of one shape are stacked and orthogonalised by one batched product.
+
+    State of a parameter [fan_out, fan_in]: `momentum` [fan_out, fan_in] and `second_moment` [fan_out, 1], in the parameter's dtype but
+    at least float32, made at construction. A parameter whose gradient is None is left alone: value and state keep every bit.
+
+    `lr` is the group's maximum; a schedule sets `group["lr"]`, the decay compares it with `group["max_lr"]`. `polar_dtype` is the
+    dtype of the orthogonalisation: by default bfloat16 on CUDA, where it is faster and enough, and the state's elsewhere.
+
+    Raises ValueError for a parameter that is no matrix and for a value outside its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        weight_decay: float = 0.01,
+        momentum: float = 0.95,
+        beta2: float = 0.95,
+        scale: Scale = "spectral",
+        epsilon: float = EPSILON,
+        polar_dtype: torch.dtype | None = None,
+    ) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("epsilon", epsilon)):
+            if not value >= 0:
+                raise ValueError(f"NorMuon: {name} must not be negative (given: {value})")
+        for name, value in (("momentum", momentum), ("beta2", beta2)):
+            if not 0 <= value < 1:
+                raise ValueError(f"NorMuon: {name} must lie in [0, 1) (given: {value})")
+        update_scale(scale, 1, 1)
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "beta2": beta2,
+            "scale": scale,
+            "epsilon": epsilon,
+            "polar_dtype": polar_dtype,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; see `torch.optim.Optimizer`. State is made here, so that a checkpoint is complete at any step."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        group.setdefault("max_lr", group["lr"])
+        for p in group["params"]:
+            if p.ndim != 2:
+                raise ValueError(f"NorMuon updates matrices; a parameter of shape {tuple(p.shape)} belongs to another optimizer")
+            kind = {"dtype": _state_dtype(p), "device": p.device}
+            self.state[p] = {"momentum": torch.zeros(p.shape, **kind), "second_moment": torch.zeros((len(p), 1), **kind)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See `torch.optim.Optimizer`, which rounds the state to the parameter's dtype; here it keeps its own."""
+        super().load_state_dict(state_dict)
+        saved = [state_dict["state"][i] for group in state_dict["param_groups"] for i in group["params"]]
+        for p, state in zip((p for group in self.param_groups for p in group["params"]), saved, strict=True):
+            self.state[p] = {key: value.detach().to(p.device, _state_dtype(p), copy=True) for key, value in state.items()}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of every parameter that has a gradient. Returns the closure's loss, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for stack in _stacks(group["params"]):
+                self._update(stack, group)
+        return loss
+
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """One step for N parameters of one shape.
+
+        Everything happens on stacks and is copied back: on a CPU a small model's step is spent calling operators, and torch's foreach
+        functions with a scalar cost more there than the copies.
+        """
+        fan_out, fan_in = params[0].shape
+        states = [self.state[p] for p in params]
+        momenta = [state["momentum"] for state in states]
+        second_moments = [state["second_moment"] for state in states]
+
+        momentum = torch.stack(momenta).mul_(group["momentum"])  # [N, fan_out, fan_in]
+        momentum.add_(torch.stack([p.grad for p in params if p.grad is not None]))
+        torch._foreach_copy_(momenta, momentum.unbind())
+
+        dtype = group["polar_dtype"] or (torch.bfloat16 if momentum.is_cuda and momentum.dtype == torch.float32 else None)
+        update = polar_factor(momentum, group["epsilon"], dtype).to(momentum.dtype)
+
+        row_norms = torch.linalg.vector_norm(update, dim=-1, keepdim=True)  # [N, fan_out, 1]
+        second_moment = torch.stack(second_moments).lerp_(row_norms.square().div_(fan_in), 1 - group["beta2"])
+        torch._foreach_copy_(second_moments, second_moment.unbind())
+
+        # Both Frobenius norms follow from the rows': no further pass over the matrices.
+        row_scale = second_moment.sqrt().add_(group["epsilon"]).reciprocal_()
+        norm = torch.linalg.vector_norm(row_norms, dim=-2, keepdim=True)
+        new_norm = torch.linalg.vector_norm(row_norms * row_scale, dim=-2, keepdim=True)
+        row_scale.mul_(norm.div_(new_norm.clamp_(min=EPSILON)))
+
+        weights = torch.stack(params).to(momentum.dtype).mul_(1 - adamc_decay(group["lr"], group["max_lr"], group["weight_decay"]))
+        weights.addcmul_(update, row_scale, value=-group["lr"] * update_scale(group["scale"], fan_out, fan_in))
+        torch._foreach_copy_(params, weights.unbind())
+
+
+def _stacks(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The parameters that have a gradient, in lists of one shape, dtype and device, in their order."""
+    alike: dict[Any, list[Tensor]] = defaultdict(list)
+    for p in params:
+        if p.grad is not None:
+            alike[p.shape, p.dtype, p.device].append(p)
+    for same in alike.values():
+        size = max(1, MAX_STACK_ELEMENTS // max(1, same[0].numel()))
+        for start in range(0, len(same), size):
+            yield same[start : start + size]
+
+
+def _state_dtype(p: Tensor) -> torch.dtype:
+    # An average with weight 0.05 stalls in bfloat16: its increments fall below the last of 8 bits.
+    return torch.promote_types(p.dtype, torch.float32)
+
+
+def update_scale(scale: Scale, fan_out: int, fan_in: int) -> float:
+    """Factor on the learning rate for a [fan_out, fan_in] matrix whose update has singular values of about 1.
+
+    `spectral`: sqrt(fan_out / fan_in), so that an input of RMS 1 changes the output by an RMS of lr (arXiv:2310.17813). `match_rms`:
+    0.2 sqrt(max(fan_out, fan_in)), an update of the RMS that Adam's usually has (arXiv:2502.16982). Raises ValueError for another name.
+    """
+    if scale == "spectral":
+        return math.sqrt(fan_out / fan_in)
+    if scale == "match_rms":
+        return 0.2 * math.sqrt(max(fan_out, fan_in))
+    raise ValueError(f"NorMuon: scale must be 'spectral' or 'match_rms' (given: {scale!r})")
+
+
+def adamc_decay(lr: float, max_lr: float, weight_decay: float) -> float:
+    """The share of a weight that one step takes away: lr x wd x lr / lr_max."""
+    return lr * weight_decay * (lr / max_lr) if max_lr else 0.0
+
+
+def normuon_reference(
+    weight: Tensor,
+    gradient: Tensor,
+    momentum: Tensor,
+    second_moment: Tensor,
+    *,
+    lr: float,
+    max_lr: float,
+    weight_decay: float = 0.01,
+    mu: float = 0.95,
+    beta2: float = 0.95,
+    scale: Scale = "spectral",
+    epsilon: float = EPSILON,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step for one matrix, as the formulas above read, by SVD and row by row; nothing is changed in place.
+
+    `weight`, `gradient`, `momentum` are [fan_out, fan_in], `second_moment` is [fan_out, 1]. Returns the new weight, momentum and second
+    moment.
+    """
+    fan_out, fan_in = weight.shape
+    momentum = mu * momentum + gradient
+    orthogonal = polar_factor_reference(momentum, epsilon)
+    rows, moments = [], []
+    for row, v in zip(orthogonal, second_moment, strict=True):
+        v = beta2 * v + (1 - beta2) * (row**2).mean()
+        moments.append(v)
+        rows.append(row / (v.sqrt() + epsilon))
+    update = torch.stack(rows)
+    if update.norm() > 0:
+        update = update * orthogonal.norm() / update.norm()
+    factor = math.sqrt(fan_out / fan_in) if scale == "spectral" else 0.2 * math.sqrt(max(fan_out, fan_in))
+    weight = weight - lr * weight_decay * (lr / max_lr) * weight - lr * factor * update
+    return weight, momentum, torch.stack(moments)

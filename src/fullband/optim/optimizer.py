@@ -1,0 +1,128 @@
+"""Both optimizers behind one schedule: learning rates, z-loss coefficient and a state that is readable by parameter name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fullband.config import OptimConfig
+from fullband.optim.adam import adam
+from fullband.optim.groups import OptimizerName, parameter_groups
+from fullband.optim.normuon import NorMuon
+from fullband.optim.wsd import in_cooldown, wsd_factor
+
+
+class Optimizer:
+    """NorMuon for the matrices and Adam for the rest of `model`, over a run of `steps` steps (section 4).
+
+    Nothing here counts steps: the caller says which one it is, so a resumed run needs only `load_state_dict`. Build it after the model is
+    on its device. Raises ValueError for a parameter in no group or two, or a run without steps.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimConfig, steps: int) -> None:
+        self.config = config
+        self.steps = steps
+        self.groups = parameter_groups(model)
+        self.factor(0)  # an impossible schedule fails here, not at the first step
+        by_optimizer: dict[OptimizerName, list[nn.Parameter]] = {"normuon": [], "adam": []}
+        for group in self.groups:
+            by_optimizer[group.optimizer] += [parameter for _, parameter in group.parameters]
+        self.optimizers: dict[OptimizerName, torch.optim.Optimizer] = {}
+        if by_optimizer["normuon"]:
+            self.optimizers["normuon"] = NorMuon(
+                by_optimizer["normuon"],
+                lr=config.matrix_lr,
+                weight_decay=config.matrix_weight_decay,
+                momentum=config.momentum,
+                beta2=config.beta2,
+                scale=config.matrix_scale,
+            )
+        if by_optimizer["adam"]:
+            self.optimizers["adam"] = adam(by_optimizer["adam"], config.adam_lr, config.adam_betas, config.adam_eps)
+
+    def factor(self, step: int) -> float:
+        """The schedule's factor on both learning rates at `step`, counted from 0."""
+        c = self.config
+        return wsd_factor(step, self.steps, c.warmup_steps, c.cooldown, c.cooldown_shape)
+
+    def lr(self, step: int) -> dict[OptimizerName, float]:
+        """The learning rates at `step`."""
+        factor = self.factor(step)
+        return {"normuon": self.config.matrix_lr * factor, "adam": self.config.adam_lr * factor}
+
+    def z_loss(self, step: int) -> float:
+        """Coefficient of the z-loss at `step`: the configured one in the cooldown, else 0."""
+        return self.config.z_loss if in_cooldown(step, self.steps, self.config.cooldown) else 0.0
+
+    def step(self, step: int, want_norm: bool = False) -> Tensor | None:
+        """Apply the gradients with the learning rates of `step`; clip them first if the configuration says so.
+
+        A parameter whose gradient is None is skipped: value and optimizer state keep every bit. Returns the norm of all gradients before
+        clipping, a scalar on their device, if `want_norm` or if they are clipped.
+        """
+        norm = self._gradient_norm(want_norm)
+        lr = self.lr(step)
+        for name, optimizer in self.optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = lr[name]
+            optimizer.step()
+        return norm
+
+    def only(self, accept: Callable[[str], bool]) -> None:
+        """Drop the gradients of all parameters but those whose name `accept` accepts, so that the next `step` skips the others.
+
+        `fusion_warmup` is `optimizer.only(is_fusion)` before `optimizer.step(step)`.
+        """
+        for name, parameter in self._named():
+            if not accept(name):
+                parameter.grad = None
+
+    def zero_grad(self) -> None:
+        """Set all gradients to None, so that a parameter without one in the next step is skipped rather than decayed."""
+        for _, parameter in self._named():
+            parameter.grad = None
+
+    def _gradient_norm(self, wanted: bool) -> Tensor | None:
+        clip = self.config.clip_norm
+        if clip is None and not wanted:
+            return None
+        parameters = [p for _, p in self._named() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+        return norm
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        return [named for group in self.groups for named in group.parameters]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """`{parameter name}.{kind}` -> tensor: momentum, second_moment (NorMuon), step, exp_avg, exp_avg_sq (Adam).
+
+        The tensors are the live state, not copies: save or clone them before the next step. None shares memory with another.
+        """
+        tensors = {}
+        for group in self.groups:
+            state = self.optimizers[group.optimizer].state
+            for name, parameter in group.parameters:
+                tensors.update({f"{name}.{kind}": tensor for kind, tensor in state[parameter].items()})
+        return tensors
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over a state written by `state_dict`, on any device. Nothing is changed unless all of it fits.
+
+        Raises ValueError naming the first key that is missing, unexpected or of another shape.
+        """
+        own = self.state_dict()
+        for key, tensor in own.items():
+            if key not in tensors:
+                raise ValueError(f"optimizer state: {key} is missing")
+            if tensors[key].shape != tensor.shape:
+                raise ValueError(f"optimizer state: {key} has shape {list(tensors[key].shape)}, the model needs {list(tensor.shape)}")
+        for key in tensors:
+            if key not in own:
+                raise ValueError(f"optimizer state: {key} belongs to no parameter of the model")
+        with torch.no_grad():
+            for key, tensor in own.items():
+                tensor.copy_(tensors[key])
