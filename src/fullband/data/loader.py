@@ -1,0 +1,178 @@
+"""Loaders: the batches of a run, in an order that knows nothing of ranks, with a small exact state.
+
+Every rank makes the same global batch and keeps its own consecutive rows, so the data of a run do not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fullband.config import DataConfig, TaskSource
+from fullband.data.batch import Batch, Document
+from fullband.data.packing import as_document, pack, pack_documents
+from fullband.data.sources import TextSource, build_source
+from fullband.data.stream import DocumentStream
+from fullband.data.tasks import Task, build_task
+from fullband.data.tokenizers import TaskTokenizer, Tokenizer, load_tokenizer
+
+VALIDATION_CHARACTERS = 4_000_000  # held-out text that is looked at, at most
+VALIDATION_DOCUMENTS = 4096
+
+
+class Loader(ABC):
+    """Batches of `batch_rows` global rows of `length` positions, of which this rank (of `world`) gets its share.
+
+    `next_batch` goes on for ever. After `load_state_dict(state_dict())` in another process the following batches are the same, bit for
+    bit, whatever the number of ranks.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, length: int, batch_rows: int, rank: int = 0, world: int = 1) -> None:
+        if batch_rows % world:
+            raise ValueError(f"batch_rows ({batch_rows}) must be a multiple of the number of processes ({world})")
+        self.tokenizer = tokenizer
+        self.length = length
+        self.batch_rows = batch_rows
+        self._rows_of_rank = (rank * batch_rows // world, (rank + 1) * batch_rows // world)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    def next_batch(self) -> Batch:
+        """This rank's rows of the next global batch [batch_rows / world, T]. ValueError for data that can't be read."""
+        return self._next_global_batch().rows(*self._rows_of_rank)
+
+    @abstractmethod
+    def _next_global_batch(self) -> Batch: ...
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: a few numbers, as JSON."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, str]:
+        """What decides the data, in words; a resumed run must find the same."""
+
+    @abstractmethod
+    def _validation(self, rows: int, length: int) -> Batch: ...
+
+    @abstractmethod
+    def validation_documents(self, limit: int) -> list[Document]:
+        """Up to `limit` whole held-out documents, the same at every call; a smaller limit gives the first of them."""
+
+    def validation_batches(self, rows: int, batch_rows: int, length: int | None = None) -> list[Batch]:
+        """Up to `rows` held-out rows of `length` positions (default: the training length) in batches; the same at every call and rank.
+
+        Raises ValueError if nothing is held out.
+        """
+        return self._validation(rows, length or self.length).split(batch_rows)
+
+
+class TaskLoader(Loader):
+    """Examples of a built-in task, numbered from 0 in each split."""
+
+    def __init__(self, task: Task, length: int, seed: int, batch_rows: int, rank: int = 0, world: int = 1) -> None:
+        super().__init__(TaskTokenizer(task.name, task.names), length, batch_rows, rank, world)
+        self.task = task
+        self.seed = seed
+        self._example = 0
+
+    def _next_global_batch(self) -> Batch:
+        batch = self.task.examples(self.seed, "train", self._example, self.batch_rows, self.length)
+        self._example += self.batch_rows
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"example": self._example}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._example = int(state["example"])
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"source": self.task.name, "tokenizer": self.tokenizer.name, "length": str(self.length)}
+
+    def _validation(self, rows: int, length: int) -> Batch:
+        return self.task.examples(self.seed, "validation", 0, rows, length)
+
+    def validation_documents(self, limit: int) -> list[Document]:
+        batch = self._validation(limit, self.length)
+        return [Document(tokens, targets) for tokens, targets in zip(batch.tokens, batch.targets, strict=True)]
+
+
+class TextLoader(Loader):
+    """Packed rows of a text source."""
+
+    def __init__(
+        self,
+        source: TextSource,
+        tokenizer: Tokenizer,
+        length: int,
+        seed: int,
+        batch_rows: int,
+        shuffle_documents: int = 1024,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        super().__init__(tokenizer, length, batch_rows, rank, world)
+        self.source = source
+        self._shuffle_documents = shuffle_documents
+        self._stream = DocumentStream(source, tokenizer, seed, shuffle_documents)
+
+    def _next_global_batch(self) -> Batch:
+        return pack(self._stream.take(self.batch_rows * self.length), self.length)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._stream.load_state_dict(state)
+
+    def fingerprint(self) -> dict[str, str]:
+        row = {"tokenizer": self.tokenizer.name, "length": str(self.length), "shuffle": str(self._shuffle_documents)}
+        return self.source.fingerprint() | row
+
+    @cached_property
+    def _held_out(self) -> list[np.ndarray]:
+        """Tokens of held-out documents, in an order that mixes the source's files."""
+        texts: list[str] = []
+        characters = 0
+        for _, text in self.source.documents("validation"):
+            texts.append(text)
+            characters += len(text)
+            if len(texts) >= VALIDATION_DOCUMENTS or characters >= VALIDATION_CHARACTERS:
+                break
+        if not texts:
+            raise ValueError(f"{self.source.where}: no documents are held out for validation; {self.source.holding_out_hint}")
+        # One fixed order, whatever the run's seed: runs with different seeds are compared on the same text.
+        order = np.random.Generator(np.random.Philox(0)).permutation(len(texts))
+        return self.tokenizer.encode_documents([texts[i] for i in order])
+
+    def _validation(self, rows: int, length: int) -> Batch:
+        packed = pack_documents(self._held_out, length)
+        if rows >= packed.shape[0]:
+            return packed
+        # Rows spread over all held-out text: the first ones alone could be a single long document.
+        chosen = np.linspace(0, packed.shape[0] - 1, rows).astype(np.int64)
+        return Batch(*(value[chosen] for value in vars(packed).values()))
+
+    def validation_documents(self, limit: int) -> list[Document]:
+        return [as_document(tokens) for tokens in self._held_out[:limit]]
+
+
+def build_loader(config: DataConfig, seed: int, batch_rows: int, rank: int = 0, world: int = 1) -> TaskLoader | TextLoader:
+    """The loader of a recipe's `data`; a task brings its own tokenizer.
+
+    Raises ValueError, in one line, for missing or empty files, packages, tokenizers, and a batch that ranks can't share.
+    """
+    if isinstance(config.source, TaskSource):
+        return TaskLoader(build_task(config.source), config.length, seed, batch_rows, rank, world)
+    tokenizer = load_tokenizer(config.tokenizer)
+    source = build_source(config.source)
+    return TextLoader(source, tokenizer, config.length, seed, batch_rows, config.shuffle_documents, rank, world)

@@ -1,0 +1,127 @@
+"""Tokenizers made by others: a Hugging Face tokenizer.json and the names tiktoken knows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fullband.data.optional import optional
+from fullband.data.tokenizers import BytesOfIds, Tokenizer
+
+# A chat tokenizer's eos ends a turn (<|im_end|>), and the text it was pretrained on ends with another token: that one comes first.
+_ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
+_OTHER_ENDS = ("</s>", "<eos>", "[EOS]", "<|im_end|>", "<|eot_id|>", "[SEP]")
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """Any tokenizer.json. Encodes with add_special_tokens=False: no beginning- or end-of-sequence token is added to a text.
+
+    The end of document is <|endoftext|> or <|end_of_text|> where the vocabulary has one, else the eos token that the
+    tokenizer_config.json or special_tokens_map.json beside it names, else a usual name (</s>, <eos>, ...), else none.
+    """
+
+    def __init__(self, path: Path, end_of_document: int | None = None, stops: frozenset[int] | None = None) -> None:
+        """`end_of_document` and `stops` are looked up unless `stops` is given. ValueError if the file is no tokenizer."""
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            content = path.read_bytes()
+            self._backend = Backend.from_buffer(content)
+        except Exception as error:  # the library raises bare Exceptions
+            raise ValueError(f"{path}: not a readable tokenizer.json ({_one_line(error)})") from None
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._path = path
+        self._content = content
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self.name = f"tokenizer.json:{hashlib.sha256(content).hexdigest()[:16]}"
+        self.vocab_size = max(vocabulary.values()) + 1  # ids can have holes, so not their number
+        if stops is None:
+            eos = _eos_token(path.parent)
+            names = [name for name in (*_ENDS_OF_TEXT, eos, *_OTHER_ENDS) if name in vocabulary]
+            end_of_document = vocabulary[names[0]] if names else None
+            stops = frozenset(vocabulary[name] for name in (*names[:1], eos) if name in vocabulary)
+        self.end_of_document = end_of_document
+        self.stops = stops
+
+    def encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)  # in parallel over the texts
+        return [self._ended(encoding.ids) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._backend.decode([token for token in ids if 0 <= token < self.vocab_size], skip_special_tokens=False)
+
+    def description(self) -> dict[str, Any]:
+        return {"kind": "huggingface", "end_of_document": self.end_of_document, "stops": sorted(self.stops)}
+
+    def save(self, folder: str | Path) -> None:
+        """The tokenizer.json byte for byte, the files that name its special tokens, and our description."""
+        folder = Path(folder)
+        (folder / "tokenizer.json").write_bytes(self._content)
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+            beside = self._path.parent / name
+            if beside.is_file() and beside.resolve() != (folder / name).resolve():
+                shutil.copyfile(beside, folder / name)
+        super().save(folder)
+
+
+class TiktokenTokenizer(BytesOfIds):
+    """An encoding by the name tiktoken gives it (cl100k_base, ...). tiktoken downloads it once, or reads TIKTOKEN_CACHE_DIR."""
+
+    def __init__(self, name: str) -> None:
+        """ValueError if tiktoken is missing, does not know the name, or can't get the file."""
+        tiktoken = optional("tiktoken", f"the tokenizer tiktoken:{name}")
+        known = tiktoken.list_encoding_names()
+        if name not in known:
+            raise ValueError(f"tiktoken:{name}: tiktoken knows no such encoding (known: {', '.join(known)})")
+        try:
+            self._encoding = tiktoken.get_encoding(name)
+        except Exception as error:  # requests' many kinds, and a damaged cache
+            raise ValueError(
+                f"tiktoken:{name}: its file could not be loaded ({_one_line(error)}); connect once, or set TIKTOKEN_CACHE_DIR"
+            ) from None
+        self.name = f"tiktoken:{name}"
+        self.vocab_size = self._encoding.n_vocab
+        self.end_of_document = self._encoding.eot_token
+        self.stops = frozenset({self._encoding.eot_token})
+
+    def encode(self, text: str) -> list[int]:
+        return self._encoding.encode(text, allowed_special="all")
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self._ended(ids) for ids in self._encoding.encode_batch(list(texts), num_threads=4, allowed_special="all")]
+
+    def bytes_of(self, token: int) -> bytes:
+        try:
+            return self._encoding.decode_single_token_bytes(token)
+        except (KeyError, OverflowError):
+            return b""
+
+    def description(self) -> dict[str, Any]:
+        return {"kind": "tiktoken", "name": self.name.removeprefix("tiktoken:")}
+
+
+def _eos_token(folder: Path) -> str | None:
+    """The eos token that the usual files beside a tokenizer.json name."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            eos = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token")
+        except (OSError, ValueError, AttributeError):
+            continue  # they only help; the tokenizer itself is tokenizer.json
+        eos = eos.get("content") if isinstance(eos, dict) else eos
+        if isinstance(eos, str):
+            return eos
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]

@@ -1,0 +1,224 @@
+"""Text to ids and back. `load_tokenizer` finds one by name or path; `save` puts it into a model folder, from which the same call loads it.
+
+No tokenizer here adds a beginning-of-sequence token by itself, so none is ever added twice: a document is its ids and one
+end-of-document id. Special tokens written out in a text ("<|endoftext|>") become their ids, which is what a chat prompt needs.
+Ids that stand for no text (padding of the vocabulary, the byte tokenizer's end of document) decode to nothing.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SAVED_AS = "fullband_tokenizer.json"
+
+
+class Tokenizer(ABC):
+    """What the rest of the library knows of a tokenizer.
+
+    name             the same for equal tokenizers, different for different ones
+    vocab_size       ids are 0..vocab_size-1
+    end_of_document  id that ends every document, or None if the tokenizer has none
+    stops            ids at which generation ends (end_of_document, and a chat tokenizer's end of turn)
+    """
+
+    name: str
+    vocab_size: int
+    end_of_document: int | None
+    stops: frozenset[int]
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text; adds nothing before or after it."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; bytes that are not UTF-8 become U+FFFD."""
+
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """What `load_tokenizer` needs to make this tokenizer again, as JSON."""
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """int64 [N] per text, end of document included."""
+        return [self._ended(self.encode(text)) for text in texts]
+
+    def stream(self) -> TextStream:
+        """A decoder for ids that arrive one by one."""
+        return TextStream(self)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the tokenizer into a model folder."""
+        text = json.dumps(self.description(), indent=2, ensure_ascii=False)
+        (Path(folder) / SAVED_AS).write_text(text + "\n", encoding="utf-8")
+
+    def _ended(self, ids: Sequence[int]) -> np.ndarray:
+        return np.array(ids if self.end_of_document is None else [*ids, self.end_of_document], dtype=np.int64)
+
+
+class TextStream:
+    """Streaming decoder: `push` returns the characters that became whole, `finish` what is left (U+FFFD for broken bytes).
+
+    All that is returned, joined, is `decode` of all ids. Decoding only a window of ids keeps the cost per token constant; the window
+    keeps the ids of the last text given out, because some tokenizers drop the space before the first word they decode.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._given = ""  # text of the window that has been returned
+        self._context = 0  # ids of the window whose text is all in _given
+
+    def push(self, token: int) -> str:
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        whole = text.rstrip("\ufffd")  # the last bytes may be the beginning of a character
+        if len(whole) <= len(self._given):
+            return ""
+        new = whole[len(self._given) :]
+        self._given = whole
+        if whole == text:
+            self._window = self._window[self._context :]
+            self._context = len(self._window)
+            self._given = self._tokenizer.decode(self._window)
+        return new
+
+    def finish(self) -> str:
+        rest = self._tokenizer.decode(self._window)[len(self._given) :]
+        self._window, self._given, self._context = [], "", 0
+        return rest
+
+
+class ByteStream(TextStream):
+    """Streaming decoder of tokenizers that know the bytes of every id: exact, and constant work per id."""
+
+    def __init__(self, tokenizer: BytesOfIds) -> None:
+        super().__init__(tokenizer)
+        self._bytes_of = tokenizer.bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(self._bytes_of(token))
+
+    def finish(self) -> str:
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+
+class BytesOfIds(Tokenizer):
+    """A tokenizer whose ids are byte strings."""
+
+    @abstractmethod
+    def bytes_of(self, token: int) -> bytes:
+        """Bytes of one id; empty for an id without text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.bytes_of(token) for token in ids).decode("utf-8", errors="replace")
+
+    def stream(self) -> TextStream:
+        return ByteStream(self)
+
+
+class ByteTokenizer(BytesOfIds):
+    """UTF-8 bytes (ids 0..255) and an end of document (256)."""
+
+    name = "bytes"
+    vocab_size = 257
+    end_of_document = 256
+    stops = frozenset({256})
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", errors="replace"))
+
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        raw = (text.encode("utf-8", errors="replace") for text in texts)
+        return [np.append(np.frombuffer(data, dtype=np.uint8).astype(np.int64), self.end_of_document) for data in raw]
+
+    def description(self) -> dict[str, Any]:
+        return {"kind": "bytes"}
+
+
+class TaskTokenizer(Tokenizer):
+    """Names of a task's operations and states, separated by spaces: "3 1 4". It has no end of document."""
+
+    end_of_document = None
+    stops: frozenset[int] = frozenset()
+
+    def __init__(self, task: str, names: Sequence[str]) -> None:
+        self.name = f"task:{task}"
+        self.names = list(names)
+        self.vocab_size = len(self.names)
+        self._ids = {name: number for number, name in enumerate(self.names)}
+
+    def encode(self, text: str) -> list[int]:
+        words = text.split()
+        for word in words:
+            if word not in self._ids:
+                known = " ".join(self.names[:8]) + (" ..." if len(self.names) > 8 else "")
+                raise ValueError(f"'{word}' is not a token of {self.name}; write its tokens ({known}) with spaces between them")
+        return [self._ids[word] for word in words]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self.names[token] for token in ids if 0 <= token < self.vocab_size)
+
+    def description(self) -> dict[str, Any]:
+        return {"kind": "task", "task": self.name.removeprefix("task:"), "names": self.names}
+
+
+def load_tokenizer(name: str | Path) -> Tokenizer:
+    """A tokenizer by name ("bytes", "tiktoken:cl100k_base") or path (tokenizer.json, its folder, or a model folder).
+
+    Raises ValueError for a name or path that isn't one, and for files that can't be read.
+    """
+    from fullband.data import subword
+
+    text, path = str(name), Path(name)
+    if text == "bytes":
+        return ByteTokenizer()
+    if text.startswith("tiktoken:"):
+        return subword.TiktokenTokenizer(text.removeprefix("tiktoken:"))
+    if (path / SAVED_AS).is_file():
+        return _described(_read_json(path / SAVED_AS), path)
+    if (path / "tokenizer.json").is_file():
+        return subword.HuggingFaceTokenizer(path / "tokenizer.json")
+    if path.is_file():
+        return subword.HuggingFaceTokenizer(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: no tokenizer in this folder (neither {SAVED_AS} nor tokenizer.json)")
+    raise ValueError(f"{text}: no such tokenizer; give bytes, tiktoken:NAME, or the path of a tokenizer.json or of its folder")
+
+
+def _described(description: dict[str, Any], folder: Path) -> Tokenizer:
+    from fullband.data import subword
+
+    try:
+        kind = description["kind"]
+        if kind == "bytes":
+            return ByteTokenizer()
+        if kind == "task":
+            return TaskTokenizer(description["task"], description["names"])
+        if kind == "tiktoken":
+            return subword.TiktokenTokenizer(description["name"])
+        if kind == "huggingface":
+            stops = description["stops"]
+            return subword.HuggingFaceTokenizer(folder / "tokenizer.json", description["end_of_document"], frozenset(stops))
+    except (KeyError, TypeError):
+        kind = None
+    raise ValueError(f"{folder / SAVED_AS}: not a tokenizer description this version can read (kind {kind})")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON ({' '.join(str(error).split())}); write or download it again") from None

@@ -1,0 +1,203 @@
+"""Local files: what is read, and every complaint in one line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fullband.config import FilesSource
+from fullband.data.files import LONGEST_LINE, PIECE, Files
+from fullband.data.sources import START, TextSource
+
+
+def read(*paths: Path | str, split: str = "train", start: tuple[int, int] = START, **options: Any) -> list[str]:
+    source = Files(FilesSource(paths=[str(path) for path in paths], **({"validation_fraction": 0} | options)))
+    return [text for _, text in source.documents(split, start)]
+
+
+def refusal(*paths: Path | str, **options: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        read(*paths, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    folder = next((Path(path).parent for path in paths), Path())
+    return message.replace(f"{folder}/", "")
+
+
+def write_zst(path: Path, *frames: bytes) -> Path:
+    zstandard = pytest.importorskip("zstandard")
+    path.write_bytes(b"".join(zstandard.ZstdCompressor().compress(frame) for frame in frames))
+    return path
+
+
+def write_parquet(path: Path, columns: dict[str, list[Any]], rows_in_group: int = 7) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table(columns), path, row_group_size=rows_in_group)
+    return path
+
+
+def test_every_format_gives_the_same_documents(tmp_path: Path, jsonl: Path, corpus: list[str]) -> None:
+    raw = jsonl.read_bytes()
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(raw))
+    write_zst(tmp_path / "c.jsonl.zst", raw[:1000], raw[1000:])  # two frames
+    write_parquet(tmp_path / "c.parquet", {"id": list(range(60)), "text": corpus})
+    for name in ("corpus.jsonl", "c.jsonl.gz", "c.jsonl.zst", "c.parquet"):
+        assert read(tmp_path / name) == corpus
+        source = Files(FilesSource(paths=[str(tmp_path / name)], validation_fraction=0.3))
+        for split in ("train", "validation"):
+            documents = list(source.documents(split))
+            for at in (0, 3, len(documents) - 1):  # reading goes on from any cursor
+                assert list(source.documents(split, documents[at][0])) == documents[at:]
+    both = read(tmp_path / "corpus.jsonl", tmp_path / "c.parquet", start=(1, 58))
+    assert both == corpus[58:]
+
+
+def test_a_text_file_is_cut_at_line_ends_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    text = "".join(f"line {i} añ🙂\n" * (1 + i % 3) for i in range(8000)) + "no newline at the end"
+    path.write_text(text, encoding="utf-8")
+    pieces = read(path)
+    assert "".join(pieces) == text and len(pieces) > 5
+    assert all(piece.endswith("\n") and PIECE <= len(piece) < PIECE + 20 for piece in pieces[:-1])
+    path.write_text("x" * 200_000, encoding="utf-8")  # one line
+    assert next(len(piece) for piece in read(path)) == PIECE + LONGEST_LINE and "".join(read(path)) == "x" * 200_000
+    path.write_bytes(b"\xef\xbb\xbfwindows\r\nlines\r\n")
+    assert read(path) == ["windows\nlines\n"]
+
+
+@pytest.mark.parametrize("name", ["one.txt", "one.jsonl", "many/*.md"])
+def test_no_document_is_in_both_splits(tmp_path: Path, name: str) -> None:
+    if name == "one.txt":
+        (tmp_path / name).write_text("".join(f"{i:07d}\n" for i in range(60_000)))
+    elif name == "one.jsonl":
+        (tmp_path / name).write_text("".join(f'{{"text": "{i}"}}\n' for i in range(400)))
+    else:
+        (tmp_path / "many").mkdir()
+        for i in range(40):
+            (tmp_path / "many" / f"{i:02d}.md").write_text(str(i))
+    training, held_out = (read(tmp_path / name, split=split, validation_fraction=0.2) for split in ("train", "validation"))
+    everything = read(tmp_path / name)
+    assert sorted(training + held_out) == sorted(everything) and not set(training) & set(held_out)
+    assert 0.05 < len(held_out) / len(everything) < 0.4
+    assert read(tmp_path / name, split="validation", validation_fraction=0.01)  # a small corpus still has something to validate on
+
+
+def test_named_validation_files_are_taken_out_of_the_training_glob(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(name)
+    options = {"validation_paths": [str(tmp_path / "b.txt")], "validation_fraction": 0.5}
+    assert read(tmp_path / "*.txt", **options) == ["a", "c"]
+    assert read(tmp_path / "*.txt", split="validation", **options) == ["b"]
+    assert refusal(tmp_path / "b.txt", **options) == "b.txt: every file is also in validation_paths, so nothing is left to train on"
+
+
+def test_blank_documents_and_half_surrogates(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n\n{"text": " \\n"}\n{"text": "\\ud83d cut"}\n')
+    assert read(path) == ["one", "? cut"]
+
+
+def test_what_can_be_refused_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(tmp_path / "no.txt") == "no.txt: no such file"
+    assert refusal(tmp_path / "*.txt") == "*.txt: no file matches this pattern"
+    (tmp_path / "folder").mkdir()
+    assert refusal(tmp_path / "folder") == "folder: is a folder; name its files, for example folder/**/*.jsonl"
+    (tmp_path / "empty.jsonl").touch()
+    assert refusal(tmp_path / "empty.jsonl") == "empty.jsonl: the file is empty"
+    for name in ("a.csv", "a.parquet.gz"):
+        (tmp_path / name).write_text("x")
+        kinds = "(.txt, .md, .jsonl, .parquet; .gz and .zst of all but parquet)"
+        assert refusal(tmp_path / name) == f"{name}: not a kind of file this reads {kinds}"
+    for name, package in (("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard")):
+        (tmp_path / name).write_text("x")
+        monkeypatch.setitem(sys.modules, package, None)
+        kind = name.rpartition(".")[2]
+        assert refusal(tmp_path / name) == f"{name}: {kind} needs the package {package}: pip install 'fullband[data]'"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"text": "b"', "not valid JSON (Expecting ',' delimiter, column 13); fix or remove this line"),
+        ('{"body": "b", "id": 3}', "no field 'text'; the fields there are body, id (set data.source.text_field)"),
+        ("{}", "no field 'text'; the fields there are none (set data.source.text_field)"),
+        ('{"text": null}', "the field 'text' holds NoneType, not text (set data.source.text_field)"),
+        ("[1]", "a list, not a JSON object with a field 'text'"),
+        (b'{"text": "\xff"}', "not valid UTF-8; convert the file, for example with iconv -t UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_bad_line_is_named(tmp_path: Path, line: str | bytes, complaint: str, compressed: bool) -> None:
+    content = b'{"text": "a"}\n\n' + (line if isinstance(line, bytes) else line.encode()) + b'\n{"text": "c"}\n'
+    path = tmp_path / ("a.jsonl.gz" if compressed else "a.jsonl")
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    assert refusal(path) == f"{path.name}:3: {complaint}"
+
+
+def test_broken_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"fine\n" * 5000 + b"caf\xe9\n")
+    assert refusal(path) == "a.txt:5001: not valid UTF-8; convert the file, for example with iconv -t UTF-8"
+
+
+def test_damaged_archives(tmp_path: Path) -> None:
+    noise = json.dumps({"text": "".join(chr(97 + i * i % 26) for i in range(9000))}).encode() * 20
+    whole = gzip.compress(noise)
+    again = "make or download it again"
+    for name, content in (("a.jsonl.gz", whole[: len(whole) // 2]), ("b.txt.gz", b"not gzip at all"), ("c.txt.gz", whole[:12] + b"\0" * 9)):
+        (tmp_path / name).write_bytes(content)
+        message = refusal(tmp_path / name)
+        assert message.startswith(f"{name}: a damaged or cut short .gz file (") and message.endswith(again)
+    zst = write_zst(tmp_path / "d.txt.zst", noise).read_bytes()
+    for content in (zst[:-3], b"not zstd at all", zst + zst[:-3]):
+        (tmp_path / "d.txt.zst").write_bytes(content)
+        message = refusal(tmp_path / "d.txt.zst")
+        assert message.startswith("d.txt.zst: a damaged or cut short .zst file (") and message.endswith(again)
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"id": [1], "body": ["x"]})
+    assert refusal(path) == "a.parquet: no field 'text'; the fields there are id, body (set data.source.text_field)"
+    assert refusal(path, text_field="id") == "a.parquet: the field 'id' holds int64, not text (set data.source.text_field)"
+    path.write_bytes(b"PAR1 but nothing after it")
+    assert refusal(path).startswith("a.parquet: a damaged parquet file, or not one (")
+    write_parquet(path, {"text": ["one", None, "three"]})
+    assert read(path) == ["one", "three"]
+
+
+def test_the_fingerprint_follows_content_names_and_settings(tmp_path: Path, jsonl: Path) -> None:
+    def fingerprint(path: Path, **options: Any) -> dict[str, str]:
+        source: TextSource = Files(FilesSource(paths=[str(path)], **options))
+        return source.fingerprint()
+
+    first = fingerprint(jsonl)
+    (tmp_path / "moved").mkdir()
+    moved = tmp_path / "moved" / jsonl.name
+    moved.write_bytes(jsonl.read_bytes())
+    assert fingerprint(moved) == first
+    assert fingerprint(jsonl, validation_fraction=0.5) != first and fingerprint(jsonl, text_field="x") != first
+    content = bytearray(jsonl.read_bytes())
+    content[15] ^= 1
+    moved.write_bytes(content)
+    assert fingerprint(moved) != first
+    assert fingerprint(jsonl, validation_paths=[str(moved)]).keys() == {"source", "files", "validation files"}
+
+
+def test_closing_early_closes_the_file(jsonl: Path) -> None:
+    documents = Files(FilesSource(paths=[str(jsonl)])).documents("train")
+    assert isinstance(next(documents)[1], str)
+    documents.close()
+
+
+def test_zst_reads_in_small_steps(tmp_path: Path) -> None:
+    from fullband.data.files import _ZstdReader
+
+    path = write_zst(tmp_path / "a.zst", b"abc" * 100_000, b"", b"end")
+    reader = io.BufferedReader(_ZstdReader(path), buffer_size=7)
+    assert reader.read(3) == b"abc" and reader.read() == b"abc" * 99_999 + b"end"
