@@ -1,0 +1,66 @@
+"""Modes of decoding (section 4.2): how the prompt is read, and how the next input is made.
+
+| mode     | prompt                                | next input    |
+|----------|---------------------------------------|---------------|
+| standard | plain                                 | e_t           |
+| soft     | plain                                 | e_t ⊗ h_{t-1} |
+| fused    | `feedback_passes` ≥ 1 fused passes    | e_t ⊗ h_{t-1} |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fullband.config import FeedbackPasses
+from fullband.decode.prefill import CacheKeep
+from fullband.feedback.passes import FeedbackModel, check_feedback_passes, fused_pass
+from fullband.feedback.state import DecodeState
+
+ModeName = Literal["standard", "soft", "fused"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """`feedback_passes` reads the prompt; `feeds_back` says whether a new token's input is fused with the state before it."""
+
+    name: ModeName
+    feedback_passes: FeedbackPasses
+    feeds_back: bool
+
+
+def resolve_mode(name: str, feedback_passes: FeedbackPasses | None = None) -> Mode:
+    """The named mode; `feedback_passes` (default 1) is a choice only in fused. Raises ValueError for what does not go together."""
+    if name not in get_args(ModeName):
+        raise ValueError(f"unknown mode '{name}' (known: {', '.join(get_args(ModeName))})")
+    if name == "fused":
+        passes: FeedbackPasses = 1 if feedback_passes is None else feedback_passes
+        check_feedback_passes(passes)
+        if passes == 0:
+            raise ValueError("fused reads the prompt with at least 1 feedback pass; with 0 it is the mode soft")
+        return Mode("fused", passes, feeds_back=True)
+    if feedback_passes not in (None, 0):
+        raise ValueError(f"{name} reads the prompt plainly (0 feedback passes); feedback_passes={feedback_passes!r} needs the mode fused")
+    return Mode("soft", 0, feeds_back=True) if name == "soft" else Mode("standard", 0, feeds_back=False)
+
+
+@torch.no_grad()
+def step(model: FeedbackModel, state: DecodeState, tokens_B: Tensor, mode: Mode, keep: CacheKeep = "window") -> DecodeState:
+    """The state after each row has read one more token [B] (Listing 2). The state that was given stays valid.
+
+    The caller keeps rows within the trunk's context, as `generate` does: looking at `positions_B` here would stall a GPU at every token.
+    """
+    embeddings_B1D = model.trunk.embed(tokens_B[:, None])
+    padded = state.documents_B is not None
+    positions_B1 = state.positions_B[:, None] if padded else None  # without padding, positions are the cache's slots
+    documents_B1 = None if state.documents_B is None else state.documents_B[:, None]
+    if mode.feeds_back:
+        top_B1D, cache = fused_pass(
+            model, embeddings_B1D, embeddings_B1D, state.top_BD, positions_B1, documents_B1, cache=state.cache, keep=keep
+        )
+    else:
+        top_B1D, cache = model.trunk(embeddings_B1D, positions_B1, documents_B1, state.cache, keep)
+    return DecodeState(cache, top_B1D[:, 0], state.positions_B + 1, state.documents_B)

@@ -1,0 +1,211 @@
+"""Loss and accuracy by feedback passes (the axis of Fig. 4), with standard errors.
+
+A document, not a token, is what was sampled: tokens of one document are alike, so errors are taken over documents. The loss is a
+ratio of sums, Σ nll / Σ tokens; its standard error, and that of a paired difference, is the ratio estimator's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fullband.config import FeedbackPasses
+from fullband.data.batch import IGNORE, Batch, Document, stack
+from fullband.feedback.loss import CHUNK_LOGITS, token_losses
+from fullband.feedback.passes import FeedbackModel, check_feedback_passes, check_length, iterate_passes, read
+
+
+@dataclass(frozen=True)
+class PassesLoss:
+    """Loss in nats a token and perplexity of one way of reading; `difference` is its loss minus that of 0 passes, paired by document.
+
+    Standard errors are over documents; None where there is only one.
+    """
+
+    feedback_passes: FeedbackPasses
+    loss: float
+    loss_stderr: float | None
+    perplexity: float
+    perplexity_stderr: float | None
+    difference: float
+    difference_stderr: float | None
+
+
+@dataclass(frozen=True)
+class LossReport:
+    """`documents` that have a token to predict, `tokens` predicted in each way of reading, and one row for each way."""
+
+    documents: int
+    tokens: int
+    rows: list[PassesLoss]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class PositionAccuracy:
+    """Share of right answers at each position [T] (the likeliest token), its binomial standard error, and the answers counted.
+
+    NaN where nothing was asked.
+    """
+
+    accuracy_T: Tensor
+    stderr_T: Tensor
+    counts_T: Tensor
+
+    def to_json(self) -> dict[str, Any]:
+        def known(values: Tensor) -> list[float | None]:
+            return [None if math.isnan(value) else value for value in values.tolist()]
+
+        return {"accuracy": known(self.accuracy_T), "stderr": known(self.stderr_T), "counts": self.counts_T.tolist()}
+
+
+@torch.no_grad()
+def loss_by_passes(
+    model: FeedbackModel,
+    documents: Sequence[Sequence[int] | Document],
+    feedback_passes: Sequence[FeedbackPasses] = (0, 1),
+    batch_tokens: int = 8192,
+) -> LossReport:
+    """Loss of held-out documents after each of `feedback_passes`, one row for each in the order given.
+
+    A document is a list of ids, whose next ones are predicted, or has targets of its own (a task's answers). One longer than the
+    context is read in pieces that each start afresh, and counts as one document; every token but a list's first is predicted once.
+    `batch_tokens` is the size of a padded batch, and changes nothing but memory and rounding.
+
+    Raises ValueError if no document has two tokens, for ids outside the vocabulary (document named) and for bad settings.
+    """
+    for passes in feedback_passes:
+        check_feedback_passes(passes)
+    if not feedback_passes or batch_tokens < 1:
+        raise ValueError("loss by passes needs at least one number of feedback passes and one token a batch")
+    owners, pieces = _pieces(documents, model.trunk.context, model.trunk.vocab_size)
+    if not pieces:
+        raise ValueError("no document has two tokens: there is nothing to predict")
+    readings: list[FeedbackPasses] = list(dict.fromkeys([0, *feedback_passes]))  # 0 is what the differences are taken to
+    sums_RD = torch.zeros(len(readings), len(documents), dtype=torch.float64)
+    counts_D = torch.zeros(len(documents), dtype=torch.float64)
+    for places, batch in _batches(pieces, batch_tokens):
+        owners_B = torch.tensor([owners[place] for place in places])
+        counts_D.index_add_(0, owners_B, (batch.targets != IGNORE).sum(-1).double())
+        batch = batch.to(model.trunk.head_weight.device)
+        for passes, states_BTD in _readings(model, batch, readings):
+            nll, _ = token_losses(states_BTD.flatten(0, 1), model.trunk.head_weight, batch.targets.flatten())
+            sums_RD[readings.index(passes)].index_add_(0, owners_B, nll.view(batch.shape).sum(-1).double().cpu())
+    scored = counts_D > 0
+    sums_RD, counts_D = sums_RD[:, scored], counts_D[scored]
+    rows = [_row(passes, sums_RD[readings.index(passes)], sums_RD[0], counts_D) for passes in feedback_passes]
+    return LossReport(documents=int(scored.sum()), tokens=int(counts_D.sum()), rows=rows)
+
+
+def ratio_and_stderr(sums_D: Tensor, counts_D: Tensor) -> tuple[float, float | None]:
+    """R = Σ sums / Σ counts over D documents, and its standard error, √(D/(D-1) Σ (sum_d - R count_d)²) / Σ counts (Cochran 1977, §6.4).
+
+    The error is None for a single document.
+    """
+    ratio = sums_D.sum() / counts_D.sum()
+    documents = len(sums_D)
+    if documents < 2:
+        return float(ratio), None
+    squares = (sums_D - ratio * counts_D).square().sum()
+    return float(ratio), float((documents / (documents - 1) * squares).sqrt() / counts_D.sum())
+
+
+@torch.no_grad()
+def accuracy_by_position(
+    model: FeedbackModel, tokens: Tensor, targets: Tensor, feedback_passes: FeedbackPasses = 0, batch_rows: int = 64
+) -> PositionAccuracy:
+    """How often the likeliest token is the target, at each position, for whole rows [N, T] of one document each.
+
+    targets   the id wanted at each position [N, T]; -100 is not counted
+    Raises ValueError as `feedback.passes.read` does, and if shapes differ.
+    """
+    if tokens.shape != targets.shape or tokens.dim() != 2:
+        raise ValueError(f"tokens and targets are both [N, T], not {list(tokens.shape)} and {list(targets.shape)}")
+    if batch_rows < 1:
+        raise ValueError(f"a batch has at least one row, not {batch_rows}")
+    head_weight = model.trunk.head_weight
+    right_T = torch.zeros(tokens.shape[1], dtype=torch.float64)
+    counts_T = torch.zeros(tokens.shape[1], dtype=torch.long)
+    for tokens_BT, targets_BT in zip(tokens.split(batch_rows), targets.split(batch_rows), strict=True):
+        targets_BT = targets_BT.to(head_weight.device)
+        states_BTD = read(model, tokens_BT.to(head_weight.device), feedback_passes)
+        likeliest_BT = _likeliest(states_BTD.flatten(0, 1), head_weight).view(targets_BT.shape)
+        scored_BT = targets_BT != IGNORE
+        right_T += ((likeliest_BT == targets_BT) & scored_BT).sum(0).cpu()
+        counts_T += scored_BT.sum(0).cpu()
+    accuracy_T = right_T / counts_T
+    return PositionAccuracy(accuracy_T, (accuracy_T * (1 - accuracy_T) / counts_T).sqrt(), counts_T)
+
+
+def _likeliest(states_ND: Tensor, head_weight_VD: Tensor) -> Tensor:
+    """[N] ids, holding few logits at once."""
+    rows = max(1, CHUNK_LOGITS // head_weight_VD.shape[0])
+    return torch.cat([F.linear(part, head_weight_VD).argmax(-1) for part in states_ND.split(rows)])
+
+
+def _pieces(documents: Sequence[Sequence[int] | Document], context: int, vocab_size: int) -> tuple[list[int], list[Document]]:
+    """(document number of each piece, pieces of at most `context` inputs, each with something to predict)."""
+    owners, pieces = [], []
+    for number, document in enumerate(documents):
+        if isinstance(document, Document):
+            tokens, targets = document.tokens, document.targets
+        else:
+            ids = torch.as_tensor(document, dtype=torch.long)
+            tokens, targets = ids[:-1], ids[1:]
+        ids = torch.cat([tokens, targets[targets != IGNORE]])
+        outside = ids[(ids < 0) | (ids >= vocab_size)]
+        if len(outside):
+            raise ValueError(f"document {number}: token id {int(outside[0])} is outside the vocabulary (0..{vocab_size - 1})")
+        for start in range(0, len(tokens), context):
+            piece = Document(tokens[start : start + context], targets[start : start + context])
+            if bool((piece.targets != IGNORE).any()):
+                owners.append(number)
+                pieces.append(piece)
+    return owners, pieces
+
+
+def _batches(pieces: list[Document], batch_tokens: int) -> Iterator[tuple[list[int], Batch]]:
+    """(places in `pieces`, the batch), longest first, so that a batch has little padding and the first one shows the memory needed."""
+    order = sorted(range(len(pieces)), key=lambda place: -len(pieces[place]))
+    while order:
+        rows = max(1, batch_tokens // len(pieces[order[0]]))
+        places, order = order[:rows], order[rows:]
+        yield places, stack([pieces[place] for place in places])
+
+
+def _readings(model: FeedbackModel, batch: Batch, readings: Sequence[FeedbackPasses]) -> Iterator[tuple[FeedbackPasses, Tensor]]:
+    """(feedback passes, states); `readings` includes 0. Fewer passes are the first of more, so they are run once."""
+    check_length(model, batch.shape[1])
+    documents_BT = None if bool((batch.documents == 0).all()) else batch.documents
+    positions_BT = None if documents_BT is None else batch.positions
+    deepest = max(passes for passes in readings if passes != "exact")
+    for passes, states_BTD in enumerate(iterate_passes(model, batch.tokens, positions_BT, documents_BT)):
+        if passes in readings:
+            yield passes, states_BTD
+        if passes == deepest:
+            break
+    if "exact" in readings:
+        yield "exact", read(model, batch.tokens, "exact", positions_BT, documents_BT)
+
+
+def _row(passes: FeedbackPasses, sums_D: Tensor, plain_D: Tensor, counts_D: Tensor) -> PassesLoss:
+    loss, stderr = ratio_and_stderr(sums_D, counts_D)
+    difference, difference_stderr = ratio_and_stderr(sums_D - plain_D, counts_D)
+    perplexity = math.exp(loss) if loss < 700 else math.inf  # exp overflows beyond 709
+    return PassesLoss(
+        feedback_passes=passes,
+        loss=loss,
+        loss_stderr=stderr,
+        perplexity=perplexity,
+        perplexity_stderr=None if stderr is None else perplexity * stderr,  # delta method
+        difference=difference,
+        difference_stderr=difference_stderr,
+    )
