@@ -1,0 +1,109 @@
+"""What `info` and `train --dry-run` say, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fullband import costs
+from fullband.config import FeedbackConfig, FusionName, Recipe, TrunkConfig
+from fullband.presets import PAPER_RUNS, SCHEDULES, resolve_schedule
+
+PAPER_TRUNK, PAPER_LENGTH = "paper-1b", 8192
+# The last column of the table in section 4. The first row does not follow the paper's own rule, tokens x passes: that is 30B.
+PAPER_PRINTS = {"paper-10b": 40e9, "paper-100b": 150e9, "paper-200b": 256e9, "paper-400b": 512e9}
+BYTES = {"float32": costs.FLOAT32, "bfloat16": costs.BFLOAT16}
+
+
+def describe_model(trunk: TrunkConfig, fusion: FusionName, length: int) -> dict[str, Any]:
+    """Shape, parameters by part, FLOPs of a token in rows of `length`, and decoding at the whole context."""
+    parameters = costs.count_parameters(trunk, fusion)
+    return {
+        "shape": trunk.model_dump() | {"head_dim": trunk.head_size, "full_layers": full_layers(trunk)},
+        "fusion": fusion,
+        "parameters": vars(parameters) | {"total": parameters.total},
+        "flops_per_token_and_pass": {
+            "length": length,
+            "plain": flops(costs.pass_flops(trunk, fusion, length)),
+            "fused": flops(costs.pass_flops(trunk, fusion, length, fused=True)),
+        },
+        "decoding": {
+            "context": trunk.context,
+            "flops_per_token": flops(costs.decoding_flops(trunk, fusion, trunk.context)),
+            "fusion_share": costs.fusion_share(trunk, fusion, trunk.context),
+            "memory": {name: decoding_memory(trunk, fusion, size) for name, size in BYTES.items()},
+        },
+    }
+
+
+def full_layers(trunk: TrunkConfig) -> list[int]:
+    """Layers that attend fully, counted from 1."""
+    return [layer + 1 for layer in range(trunk.layers) if trunk.layer_is_full(layer)]
+
+
+def flops(counted: costs.Flops) -> dict[str, float]:
+    return vars(counted) | {"forward": counted.forward, "training": counted.training}
+
+
+def decoding_memory(trunk: TrunkConfig, fusion: FusionName, dtype_bytes: int) -> dict[str, int]:
+    memory = costs.decoding_memory(trunk, fusion, trunk.context, dtype_bytes=dtype_bytes)
+    return {"weights": memory.weights, "cache_per_row": memory.cache, "total": memory.total}
+
+
+def describe_training_memory(
+    trunk: TrunkConfig,
+    fusion: FusionName,
+    rows: int,
+    length: int,
+    dtype: str,
+    passes: list[int],
+    feedback: FeedbackConfig,
+    activation_checkpointing: bool = False,
+) -> dict[str, Any]:
+    """For a microbatch, by number of passes."""
+    by_passes = {}
+    for k in passes:
+        memory = costs.training_memory(trunk, fusion, rows, length, k, feedback, BYTES[dtype], activation_checkpointing)
+        by_passes[k] = vars(memory) | {"total": memory.total, "worst_total": memory.worst_total}
+    return {
+        "rows": rows,
+        "length": length,
+        "dtype": dtype,
+        "activation_checkpointing": activation_checkpointing,
+        "passes": by_passes,
+    }
+
+
+def describe_run(recipe: Recipe, trunk: TrunkConfig, feedback: FeedbackConfig) -> dict[str, Any]:
+    """Schedule, compute and memory of a recipe. `feedback` is the recipe's, with its prefixes rounded if blocks are compiled."""
+    train, length, fusion = recipe.train, recipe.data.length, recipe.model.fusion
+    phases = resolve_schedule(feedback.schedule)
+    mixture = costs.pass_mixture(phases, train.steps, feedback.start_step)
+    rows = train.microbatch_rows or train.batch_rows
+    tokens_per_step = train.batch_rows * length
+    return {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "folder": recipe.output or f"runs/{recipe.name}",
+        "steps": train.steps,
+        "tokens_per_step": tokens_per_step,
+        "schedule": [
+            {"first_step": first, "stop_step": stop, "passes": passes}
+            for first, stop, passes in costs.schedule_spans(phases, train.steps, feedback.start_step)
+        ],
+        "adaptive": feedback.adaptive is not None,
+        "mixture": mixture,
+        "cost": vars(costs.run_cost(trunk, fusion, train.steps * tokens_per_step, mixture, length, feedback, rows)),
+        "training_memory": describe_training_memory(
+            trunk, fusion, rows, length, train.dtype, sorted(mixture), feedback, train.activation_checkpointing
+        ),
+    }
+
+
+def describe_paper_runs(trunk: TrunkConfig) -> list[dict[str, Any]]:
+    """The table of section 4, with what its runs cost: computed, not quoted."""
+    runs = []
+    for name, tokens in PAPER_RUNS.items():
+        mixture = costs.pass_mixture(SCHEDULES[name])
+        cost = costs.run_cost(trunk, "gated", tokens, mixture, PAPER_LENGTH, FeedbackConfig())
+        runs.append({"run": name, "mixture": mixture, "cost": vars(cost), "paper_prints": PAPER_PRINTS[name]})
+    return runs

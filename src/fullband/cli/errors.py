@@ -1,0 +1,42 @@
+"""What a user did wrong is one line on stderr and exit code 2; FULLBAND_TRACEBACK=1 shows where it was found."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+TRACEBACK = "FULLBAND_TRACEBACK"
+OUT_OF_MEMORY = "out of memory: use fewer rows at a time (train.microbatch_rows), or train.activation_checkpointing=true"
+
+
+class OneLineErrors(TyperGroup):
+    """A group of commands whose ValueErrors and OSErrors become `error: …`. Others are bugs and keep their traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # the reader of stdout has gone; there is nobody to tell
+        except Exception as error:
+            text = explain(error)
+            if text is None:
+                raise
+            if os.environ.get(TRACEBACK):
+                traceback.print_exc()
+            typer.echo(f"error: {text}", err=True)
+            raise typer.Exit(2) from None
+
+
+def explain(error: Exception) -> str | None:
+    """The error in one line, or None if it is not the user's to mend."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return OUT_OF_MEMORY
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, (ValueError, OSError)):
+        return " ".join(str(error).split())
+    return None

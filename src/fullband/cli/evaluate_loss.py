@@ -1,0 +1,111 @@
+"""`fullband evaluate-loss`: loss and perplexity by feedback passes, on held-out documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model, parse_feedback_passes
+
+if TYPE_CHECKING:
+    from fullband.data.batch import Document
+    from fullband.data.tokenizers import Tokenizer
+    from fullband.evaluate import LossReport
+
+EXAMPLES = """Examples:
+
+\b
+  fullband evaluate-loss runs/tiny-text                                    the run's own held-out documents
+  fullband evaluate-loss runs/tiny-text --feedback-passes 0,1,2,4,exact --documents 8
+  fullband evaluate-loss runs/tiny-text --text notes.txt --text 'logs/*.jsonl' --json
+"""
+
+
+def evaluate_loss(
+    model: ModelFolder,
+    text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="txt, jsonl or parquet files, or a glob; may be repeated.")] = None,
+    recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="The held-out documents of this recipe's data.")] = None,
+    feedback_passes: Annotated[str, typer.Option(metavar="N,N,exact", help="0 = plain reading, exact = position by position.")] = "0,1,2",
+    documents: Annotated[int, typer.Option(min=1, help="Documents to read, at most.")] = 32,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens read at a time: lower it where memory is short.")] = 8192,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Measure the loss by feedback passes.
+
+    Loss and perplexity with standard errors over documents; by default on what the run itself held out.
+    """
+    from fullband.cli.console import messages, output, print_json
+    from fullband.cli.reading import positions_to_read, reading_progress
+    from fullband.evaluate import loss_by_passes
+
+    if text and recipe:
+        raise ValueError("--text and --recipe both say what to read; give one of them")
+    passes = [parse_feedback_passes(part) for part in feedback_passes.split(",")]
+    network, tokenizer, folder = open_model(model, device, dtype)
+    source, chosen = text_documents(text, tokenizer, documents) if text else recipe_documents(recipe, folder, tokenizer, documents)
+    positions = positions_to_read(sum(len(document) for document in chosen), [0, *passes])
+    with reading_progress(messages(), network, positions, f"reading {len(chosen)} documents"):
+        report = loss_by_passes(network, chosen, passes, batch_tokens)
+    if as_json:
+        print_json({"model": str(folder), "data": source} | report.to_json())
+    else:
+        print_report(output(), report, source)
+
+
+def text_documents(paths: list[str], tokenizer: Tokenizer, limit: int) -> tuple[str, list[Document]]:
+    """(what they are, the first documents of the files). Raises ValueError for files that can't be read."""
+    from itertools import islice
+
+    from fullband.config import FilesSource
+    from fullband.data.files import Files
+    from fullband.data.packing import as_document
+
+    source = Files(FilesSource(paths=paths, validation_fraction=0.0))
+    texts = [document for _, document in islice(source.documents("train"), limit)]
+    return source.where, [as_document(tokens) for tokens in tokenizer.encode_documents(texts)]
+
+
+def recipe_documents(path: Path | None, folder: Path, tokenizer: Tokenizer, limit: int) -> tuple[str, list[Document]]:
+    """(what they are, documents that a recipe holds out): by default of the recipe beside the model's run."""
+    from fullband.config import load_recipe
+    from fullband.data.loader import build_loader
+
+    own = folder.parent.parent / "recipe.yaml"
+    if path is None and not own.is_file():
+        raise ValueError(f"{folder}: no recipe of a run beside it; say what to read with --text FILE or --recipe RECIPE")
+    recipe = load_recipe(path or own)
+    loader = build_loader(recipe.data, recipe.seed, 1)
+    if loader.tokenizer.name != tokenizer.name:
+        raise ValueError(f"{path or own}: its tokenizer is {loader.tokenizer.name}, the model's is {tokenizer.name}")
+    return f"held out by {path or own}", loader.validation_documents(limit)
+
+
+def print_report(console: Any, report: LossReport, source: str) -> None:
+    from fullband.cli.tables import print_table, table
+
+    made = table(["feedback passes", "loss (nats)", "± error", "perplexity", "± error", "difference to 0", "± error"])
+    for row in report.rows:
+        plain = row.feedback_passes == 0
+        made.add_row(
+            str(row.feedback_passes),
+            f"{row.loss:.4f}",
+            error(row.loss_stderr, 4),
+            f"{row.perplexity:.3f}",
+            error(row.perplexity_stderr, 3),
+            "" if plain else f"{row.difference:+.4f}",
+            "" if plain else error(row.difference_stderr, 4),
+        )
+    print_table(
+        console,
+        f"Loss by feedback passes: {report.documents} documents, {report.tokens:,} tokens ({source})",
+        made,
+        "Standard errors are over documents; differences are paired by document.",
+    )
+
+
+def error(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

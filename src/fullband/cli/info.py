@@ -1,0 +1,118 @@
+"""`fullband info`: what a model, a recipe or a preset is made of and costs."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fullband.config import Recipe, TrunkConfig
+
+EXAMPLES = """Examples:
+
+\b
+  fullband info paper-1b                  the paper's model, and what its runs cost
+  fullband info recipes/tiny-text.yaml    a recipe: schedule, compute, memory
+  fullband info runs/tiny-text --json     a trained model
+"""
+
+
+def info(
+    target: Annotated[str, typer.Argument(metavar="MODEL|RECIPE|PRESET", help="A model or run folder, a yaml recipe, or a preset.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what a model or a run costs.
+
+    Parameters by part, FLOPs per token and pass, memory, and the compute of a schedule. Nothing is run.
+    """
+    from fullband.cli.console import output, print_json
+    from fullband.presets import TRUNKS
+
+    is_recipe = target not in TRUNKS and (Path(target).is_file() or Path(target).suffix in (".yaml", ".yml"))
+    if overrides and not is_recipe:
+        raise ValueError(f"--set changes the keys of a recipe, and {target} is none")
+    if target in TRUNKS:
+        found = describe_preset(target)
+    elif Path(target).is_dir():
+        found = describe_folder(Path(target))
+    elif is_recipe:
+        found = describe_recipe(Path(target), overrides or [])
+    else:
+        nearest = difflib.get_close_matches(target, TRUNKS, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"{target}: no model folder, recipe or preset of this name; did you mean '{nearest}'? (presets: {', '.join(TRUNKS)})"
+        )
+    if as_json:
+        print_json(found)
+    else:
+        print_found(output(), found)
+
+
+def describe_preset(name: str) -> dict[str, Any]:
+    from fullband.cli.describe import PAPER_TRUNK, describe_model, describe_paper_runs, describe_training_memory
+    from fullband.config import FeedbackConfig
+    from fullband.presets import TRUNKS
+
+    trunk = TRUNKS[name]
+    found = {"preset": name, "model": describe_model(trunk, "gated", trunk.context)}
+    found["training_memory"] = describe_training_memory(trunk, "gated", 1, trunk.context, "bfloat16", [1, 2, 3], FeedbackConfig())
+    return found | ({"paper_runs": describe_paper_runs(trunk)} if name == PAPER_TRUNK else {})
+
+
+def describe_folder(folder: Path) -> dict[str, Any]:
+    from fullband.cli.describe import describe_model
+    from fullband.model import read_config, resolve_model_folder
+
+    folder = resolve_model_folder(folder)
+    config = read_config(folder)
+    return {"folder": str(folder), "model": describe_model(config.trunk, config.fusion, config.trunk.context)}
+
+
+def describe_recipe(path: Path, overrides: list[str]) -> dict[str, Any]:
+    from fullband.cli.describe import describe_model, describe_run
+    from fullband.config import load_recipe
+    from fullband.train.run import compiled_feedback
+
+    recipe = load_recipe(path, overrides)
+    trunk = trunk_of(recipe)
+    return {
+        "recipe": str(path),
+        "model": describe_model(trunk, recipe.model.fusion, recipe.data.length),
+        "run": describe_run(recipe, trunk, compiled_feedback(recipe)),
+    }
+
+
+def trunk_of(recipe: Recipe) -> TrunkConfig:
+    """The recipe's trunk, its vocabulary filled in by the tokenizer: without that one, if it is not here and the shape is whole."""
+    from fullband.data.tasks import build_task
+    from fullband.data.tokenizers import load_tokenizer
+    from fullband.presets import resolve_trunk
+
+    if recipe.data.source.kind == "task":
+        return resolve_trunk(recipe.model, build_task(recipe.data.source).vocab_size)
+    try:
+        vocab_size = load_tokenizer(recipe.data.tokenizer).vocab_size
+    except ValueError as missing:
+        try:
+            return resolve_trunk(recipe.model)
+        except ValueError:
+            raise missing from None
+    return resolve_trunk(recipe.model, vocab_size)
+
+
+def print_found(console: Any, found: dict[str, Any]) -> None:
+    from fullband.cli import tables
+
+    name = found.get("preset") or found.get("folder") or found["recipe"]
+    tables.print_model(console, name, found["model"])
+    if "training_memory" in found:
+        tables.print_training_memory(console, found["training_memory"])
+    if "run" in found:
+        tables.print_run(console, found["run"])
+    tables.print_decoding_memory(console, found["model"])
+    if "paper_runs" in found:
+        tables.print_paper_runs(console, found["paper_runs"])

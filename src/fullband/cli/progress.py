@@ -1,0 +1,135 @@
+"""Progress of training on stderr: a bar in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from fullband.cli.amounts import duration, short
+from fullband.costs import executed_positions, schedule_spans
+from fullband.train.run import Run
+
+MEMORY = 0.9  # of the running mean of each pass's loss
+
+
+class TrainingProgress:
+    """A Watcher (`train.loop`). Use it as a context, which ends the bar whatever ends the training.
+
+    lines_every   seconds between lines where there is no terminal; the first and the last step always have one
+    """
+
+    def __init__(self, console: Console, lines_every: float = 10.0):
+        self.console = console
+        self.lines_every = lines_every
+        self.losses: dict[int, float] = {}  # pass -> running mean
+        self.bar: Progress | None = None
+        self.task = TaskID(0)
+        self.work = Work([], 0.0)
+        self.started_at = self.last_line = 0.0
+        self.work_before = 0.0
+        self.known: dict[str, Any] = {}
+
+    def __enter__(self) -> TrainingProgress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def started(self, run: Run, groups: str) -> None:
+        """Parameter groups, then where the run stands."""
+        self.console.print(groups)
+        self.console.print(
+            f"\n{'resuming' if run.step else 'training'} {run.folder} on {run.device}, step {run.step} of {run.recipe.train.steps}"
+        )
+        self.work = Work.of(run)
+        self.started_at = time.perf_counter()
+        self.work_before = self.work.remaining(run.step)
+        self.known = {"shock": run.milestones.shock, "crossover": run.milestones.crossover_step}
+        if run.step >= run.recipe.train.steps:
+            self.console.print("the run is complete: nothing is left to do")
+        elif self.console.is_interactive:
+            columns = [TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20), TextColumn("{task.description}")]
+            self.bar = Progress(*columns, console=self.console)
+            self.task = self.bar.add_task("", total=run.recipe.train.steps, completed=run.step)
+            self.bar.start()
+
+    def stepped(self, run: Run, values: dict[str, Any]) -> None:
+        self._average(values)
+        self._milestones(run, values)
+        state = self._state(run, values)
+        if self.bar:
+            self.bar.update(self.task, completed=run.step, description=state)
+            return
+        now = time.perf_counter()
+        if not self.last_line or now - self.last_line >= self.lines_every or run.step == run.recipe.train.steps:
+            self.last_line = now
+            self.console.print(f"step {run.step}/{run.recipe.train.steps}  {state}", soft_wrap=True)
+
+    def evaluated(self, run: Run, losses: dict[str, float]) -> None:
+        """One line of the validation table: loss by feedback passes, and the difference to none."""
+        plain = losses.get("0")
+        cells = [f"{passes}: {loss:.4f}" + difference(loss, plain) * (passes != "0") for passes, loss in losses.items()]
+        self._say(f"step {run.step}  validation loss by feedback passes  " + "  ".join(cells))
+
+    def _average(self, values: dict[str, Any]) -> None:
+        k = 1
+        while (loss := values.get(f"loss_pass_{k}")) is not None:
+            self.losses[k] = loss if k not in self.losses else MEMORY * self.losses[k] + (1 - MEMORY) * loss
+            k += 1
+
+    def _milestones(self, run: Run, values: dict[str, Any]) -> None:
+        """Say it when feedback has been switched on, and when it has begun to pay."""
+        shock, crossover = values.get("switch_on_shock"), values.get("crossover_step")
+        if shock is not None and self.known["shock"] is None:
+            where = f"{abs(shock):.3f} nats {'above' if shock > 0 else 'below'} the first"
+            self._say(f"step {run.step}  feedback switched on: the second pass starts {where} (switch-on shock)")
+        if crossover is not None and self.known["crossover"] is None:
+            self._say(f"step {run.step}  crossover: the second pass is now below the first")
+        self.known = {"shock": shock, "crossover": crossover}
+
+    def _state(self, run: Run, values: dict[str, Any]) -> str:
+        losses = "  ".join(f"{k}: {loss:.4f}" for k, loss in sorted(self.losses.items()))
+        return (
+            f"loss by pass  {losses}  {short(values['tokens_per_second'])} tokens/s  "
+            f"token-equivalent {short(values['token_equivalent_compute'])}  {self._time_left(run)} left"
+        )
+
+    def _time_left(self, run: Run) -> str:
+        remaining = self.work.remaining(run.step)
+        done = self.work_before - remaining
+        return duration((time.perf_counter() - self.started_at) * remaining / done) if done > 0 else "?"
+
+    def _say(self, line: str) -> None:
+        (self.bar.console if self.bar else self.console).print(line, soft_wrap=True)
+
+
+def difference(loss: float, plain: float | None) -> str:
+    return "" if plain is None else f" ({loss - plain:+.4f})"
+
+
+class Work:
+    """What is left of a run, in plain passes over one batch: later steps run more passes than the first ones.
+
+    spans   (first step, step after the last, expected passes beyond the first)
+    extra   the part of a pass beyond the first that is executed
+    """
+
+    def __init__(self, spans: list[tuple[int, int, float]], extra: float):
+        self.spans, self.extra = spans, extra
+
+    @classmethod
+    def of(cls, run: Run) -> Work:
+        feedback, train = run.schedule.config, run.recipe.train
+        executed = executed_positions(run.loader.length, feedback, train.microbatch_rows or train.batch_rows)
+        spans = [
+            (first, stop, sum((k - 1) * probability for k, probability in passes.items()))
+            for first, stop, passes in schedule_spans(run.schedule.phases, train.steps, feedback.start_step)
+        ]
+        return cls(spans, sum(executed) / run.loader.length)
+
+    def remaining(self, step: int) -> float:
+        return sum(max(0, stop - max(first, step)) * (1 + self.extra * more) for first, stop, more in self.spans)

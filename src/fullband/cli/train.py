@@ -1,0 +1,132 @@
+"""`fullband train`: train a recipe, resume it, or say what it would do."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fullband.config import Recipe
+    from fullband.train import RunResult
+
+EXAMPLES = """Examples:
+
+\b
+  fullband train recipes/tiny-text.yaml
+  fullband train recipes/tiny-text.yaml --set train.steps=200 --set output=runs/trial --dry-run
+  fullband train recipes/tiny-text.yaml --resume      after Ctrl-C, SIGTERM or a kill
+"""
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A yaml recipe; see recipes/.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, a.b=c; may be repeated.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the recipe's folder from its last checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print groups, schedule and cost, write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress stays on stderr.")] = False,
+) -> None:
+    """Train a model from a recipe.
+
+    Ctrl-C and SIGTERM save the run and end it; a second Ctrl-C ends it at once.
+    """
+    from fullband.cli.console import messages, output, print_json
+    from fullband.config import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    if dry_run:
+        plan = plan_of(loaded)
+        print_json(plan) if as_json else print_plan(output(), loaded.name, plan)
+        return
+
+    from fullband.cli.progress import TrainingProgress
+    from fullband.train import train as run
+
+    with TrainingProgress(messages()) as progress:
+        result = run(loaded, resume, progress)
+    print_json(summary(result)) if as_json else print_summary(output(), result)
+    if result.signal:
+        again = shlex.join(["fullband", "train", str(recipe), *(word for o in overrides or [] for word in ("--set", o)), "--resume"])
+        messages().print(
+            f"stopped by {signal.Signals(result.signal).name} after step {result.steps}; saved in {result.checkpoint}\n"
+            f"continue with: {again}",
+            soft_wrap=True,
+        )
+        raise typer.Exit(128 + result.signal)
+
+
+def plan_of(recipe: Recipe) -> dict[str, Any]:
+    """What training `recipe` would do. Raises ValueError for all that `train` would refuse, but for what the run folder holds."""
+    import torch
+
+    from fullband.cli.describe import describe_model, describe_run
+    from fullband.data.loader import build_loader
+    from fullband.optim.groups import describe_groups, parameter_groups
+    from fullband.optim.wsd import wsd_factor
+    from fullband.train.run import build_model, compiled_feedback, resolve_device
+
+    device = resolve_device(recipe.train.device)
+    loader = build_loader(recipe.data, recipe.seed, recipe.train.batch_rows)
+    place = "cpu" if recipe.train.initial_checkpoint else "meta"  # without memory, unless there are weights to check
+    with torch.device(place):
+        model = build_model(recipe, loader)
+    trunk, optim = model.config.trunk, recipe.optim
+    wsd_factor(0, recipe.train.steps, optim.warmup_steps, optim.cooldown, optim.cooldown_shape)
+    return {
+        "device": str(device),
+        "data": loader.fingerprint(),
+        "groups": describe_groups(parameter_groups(model), optim),
+        "model": describe_model(trunk, recipe.model.fusion, recipe.data.length),
+        "run": describe_run(recipe, trunk, compiled_feedback(recipe)),
+    }
+
+
+def print_plan(console: Any, name: str, plan: dict[str, Any]) -> None:
+    from fullband.cli import tables
+
+    tables.print_model(console, name, plan["model"])
+    console.print(f"Parameter groups\n\n{plan['groups']}\n")
+    tables.print_run(console, plan["run"])
+    console.print(
+        f"data: {', '.join(plan['data'].values())}\nrun folder: {plan['run']['folder']}, device: {plan['device']}; nothing was written"
+    )
+
+
+def summary(result: RunResult) -> dict[str, Any]:
+    milestones = result.milestones
+    return {
+        "folder": str(result.folder),
+        "checkpoint": str(result.checkpoint),
+        "steps": result.steps,
+        "complete": result.signal is None,
+        "tokens": result.tokens,
+        "token_equivalent_compute": result.token_equivalent,
+        "executed_positions": result.executed_positions,
+        "validation": result.validation,
+        "switch_on_step": milestones.switch_on_step,
+        "switch_on_shock": milestones.shock,
+        "crossover_step": milestones.crossover_step,
+        "seconds": result.seconds,
+    }
+
+
+def print_summary(console: Any, result: RunResult) -> None:
+    from fullband.cli.amounts import duration, short
+
+    milestones = result.milestones
+    console.print(
+        f"{result.steps} steps, {short(result.tokens)} tokens, token-equivalent compute {short(result.token_equivalent)} "
+        f"({short(result.executed_positions)} positions computed), {duration(result.seconds)}"
+    )
+    if result.validation:
+        console.print("validation loss by feedback passes: " + ", ".join(f"{k}: {loss:.4f}" for k, loss in result.validation.items()))
+    if milestones.shock is not None:
+        crossover = "not yet" if milestones.crossover_step is None else f"step {milestones.crossover_step}"
+        console.print(
+            f"feedback since step {milestones.switch_on_step}: switch-on shock {milestones.shock:+.3f} nats, crossover: {crossover}"
+        )
+    if result.signal is None:
+        console.print(f"model: {result.checkpoint}\ntry: fullband evaluate-loss {result.folder}", soft_wrap=True)

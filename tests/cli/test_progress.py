@@ -1,0 +1,83 @@
+"""What is shown while something runs: in a terminal and outside of one."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from cli.commands import RECIPE
+from fullband.cli import amounts
+from fullband.cli.progress import TrainingProgress, Work
+from fullband.cli.reading import positions_to_read, reading_progress
+from fullband.config import Recipe
+from fullband.feedback.passes import read
+from fullband.train import train
+from fullband.train.run import prepare
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, force_interactive=True, color_system=None, width=160)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_bar_in_a_terminal(tmp_path) -> None:
+    console = terminal()
+    with TrainingProgress(console) as progress:
+        train(Recipe.model_validate(RECIPE | {"output": str(tmp_path)}), watcher=progress)
+    text = written(console)
+    assert "20/20" in text and "tokens/s" in text and "token-equivalent" in text and "left" in text
+    assert "switched on" in text and "step 20  validation loss by feedback passes" in text
+
+
+def test_lines_elsewhere(tmp_path) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    with TrainingProgress(console, lines_every=0.0) as progress:
+        train(Recipe.model_validate(RECIPE | {"output": str(tmp_path)}), watcher=progress)
+    lines = [line for line in written(console).splitlines() if line.startswith("step ") and "/20  " in line]
+    assert len(lines) == 20
+    assert "1: " in lines[0] and "2: " not in lines[0] and "2: " in lines[-1]
+
+
+def test_the_time_left_counts_passes_not_steps(tmp_path) -> None:
+    run = prepare(Recipe.model_validate(RECIPE | {"output": str(tmp_path)}), resume=False)
+    work = Work.of(run)
+    half = 10 * (1 + 1.5 * 0.5)  # two or three passes, of which the later ones run half the positions
+    assert work.remaining(10) == pytest.approx(half)
+    assert work.remaining(0) == pytest.approx(10 + half)
+    assert work.remaining(20) == 0
+
+
+@pytest.mark.parametrize("feedback_passes", [0, 2, "exact"])
+def test_reading_shows_a_bar_only_if_it_takes_long(isometric_model, feedback_passes) -> None:
+    model, tokens = isometric_model(), torch.randint(23, (2, 20))
+    for patience in (0.0, 60.0):
+        console = terminal()
+        with reading_progress(console, model, 40 * 100, "reading", patience):
+            read(model, tokens, feedback_passes)
+        assert ("reading" in written(console)) == (patience == 0.0)
+    assert not model.trunk._forward_hooks
+
+
+def test_reading_says_nothing_outside_of_a_terminal(isometric_model) -> None:
+    console = Console(file=io.StringIO())
+    with reading_progress(console, isometric_model(), 10, "reading", patience=0.0):
+        read(isometric_model(), torch.zeros(1, 20, dtype=torch.long), 3)
+    assert written(console) == ""
+
+
+def test_positions_to_read() -> None:
+    assert [positions_to_read(10, passes) for passes in ([0], [2], [0, 3], ["exact"], [0, 1, "exact"])] == [10, 30, 40, 10, 30]
+
+
+def test_amounts() -> None:
+    assert [amounts.short(n) for n in (0, 12, 999.9, 94_000, 1.256e9, 512e9)] == ["0", "12", "1K", "94K", "1.26B", "512B"]
+    assert [amounts.size(n) for n in (3 * 2**10, 96 * 2**20, 4.9 * 2**30)] == ["3 KiB", "96.0 MiB", "4.9 GiB"]
+    assert [amounts.duration(n) for n in (7.6, 200, 7500, 273600)] == ["8s", "3m 20s", "2h 05m", "3d 04h"]
+    assert amounts.mixture({1: 0.75, 2: 0.22, 3: 0.03}) == "75% one-pass, 22% two-pass, 3% three-pass"
