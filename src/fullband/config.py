@@ -30,7 +30,7 @@ class TrunkConfig(Strict):
     context: int = Field(gt=1, description="longest sequence, in tokens")
     window: int = Field(gt=0, description="keys a sliding-window layer sees, its own included")
     full_every: int = Field(default=6, gt=0, description="layers 6, 12, ... counted from 1 attend fully")
-    head_dim: int | None = None
+    head_dim: int | None = Field(default=None, gt=0)
     rope_base: float = Field(default=10_000.0, gt=0)
     norm_eps: float = Field(default=1e-6, gt=0)
 
@@ -74,7 +74,7 @@ class Phase(Strict):
                 raise ValueError(f"passes: {k} is not a number of passes; the plain pass alone is 1")
             if probability < 0:
                 raise ValueError(f"passes: the probability of {k} passes is negative ({probability})")
-        if abs(sum(self.passes.values()) - 1) > 1e-6:
+        if not abs(sum(self.passes.values()) - 1) <= 1e-6:  # so written, it catches nan
             raise ValueError(f"passes: probabilities sum to {sum(self.passes.values()):g}, not 1")
         return self
 
@@ -88,7 +88,7 @@ class AdaptiveConfig(Strict):
     tolerance: float = Field(default=1e-2, gt=0, description="relative state change that counts as settled")
     ratio: float = Field(default=0.9, gt=0, description="median and p99 change ratio above which deeper passes are raised")
     growth: float = Field(default=2.0, gt=1, description="factor on the deeper share, up and (its root) down")
-    floor: float = Field(default=0.03, ge=0, le=1, description="smallest share of the deeper passes")
+    floor: float = Field(default=0.03, gt=0, le=1, description="smallest share of the deeper passes")
     ceiling: float = Field(default=0.5, gt=0, le=1, description="largest share of the deeper passes")
 
 
@@ -105,6 +105,11 @@ class FeedbackConfig(Strict):
     control: Control = "none"
     reuse: bool = Field(default=True, description="exact prefix reuse; off = the naive K full passes")
     adaptive: AdaptiveConfig | None = None
+
+    @field_validator("prefix", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        return "off" if value is False else value  # yaml reads a bare `off` as false
 
 
 class OptimConfig(Strict):
@@ -232,7 +237,7 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
         raise ValueError(f"{path}: no such recipe file")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ValueError(f"{path}: not readable as yaml: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: a recipe is a mapping of keys; this file holds {'nothing' if raw is None else type(raw).__name__}")
@@ -265,24 +270,53 @@ def parse(schema: type[Schema], raw: Any, where: str) -> Schema:
     try:
         return schema.model_validate(raw)
     except ValidationError as error:
-        raise ValueError(f"{where}: {_first_problem(schema, error)}") from None
+        raise ValueError(f"{where}: {_first_problem(schema, raw, error)}") from None
 
 
-def _first_problem(schema: type[BaseModel], error: ValidationError) -> str:
-    problems = error.errors()
-    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    location = [str(part) for part in problem["loc"]]
-    key = ".".join(location) or "recipe"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+def _first_problem(schema: type[BaseModel], raw: Any, error: ValidationError) -> str:
+    """The problem to mend first, in words. Where a value may be one of several kinds, the kind that it came nearest to speaks."""
+    located = [(_location(raw, problem), problem) for problem in error.errors()]
+    deeper = {place[:n] for place, _ in located for n in range(len(place))}
+    problems = [(place, p) for place, p in located if len(p["loc"]) == len(place) or place not in deeper]
+    place, problem = next((found for found in problems if found[1]["type"] == "extra_forbidden"), problems[0])
+    key = ".".join(place) or "recipe"
+    others = len({other for other, _ in problems}) - 1
+    more = f" (and {others} more)" if others else ""
     if problem["type"] == "extra_forbidden":
-        nearest = difflib.get_close_matches(location[-1], _keys_at(schema, location[:-1]), n=1, cutoff=0.0)
+        nearest = difflib.get_close_matches(place[-1], _keys_at(schema, [str(part) for part in problem["loc"][:-1]]), n=1, cutoff=0.0)
         return f"{key}: unknown key" + (f"; did you mean '{nearest[0]}'?" if nearest else "") + more
     if problem["type"] == "missing":
         return f"{key}: required, but not given{more}"
-    message = problem["msg"].removeprefix("Value error, ")
+    message = " or ".join(
+        _message(p) if n == 0 else _message(p).removeprefix("input should be ")
+        for n, p in enumerate(p for other, p in problems if other == place)
+    )
     given = problem.get("input")
-    shown = f" (given: {given!r})" if isinstance(given, (str, int, float, bool)) else ""
-    return f"{key}: {message[0].lower()}{message[1:]}{shown}{more}"
+    shown = f" (given: {given!r})" if given is None or isinstance(given, (str, int, float, bool)) else ""
+    return f"{key}: {message}{shown}{more}"
+
+
+def _message(problem: Any) -> str:
+    if problem["type"] == "model_type":
+        return "input should be a section of keys"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{message[0].lower()}{message[1:]}"
+
+
+def _location(raw: Any, problem: Any) -> tuple[str, ...]:
+    """The path of a problem as the recipe's author wrote it: the schema's names for the branches of a union are left out."""
+    place: list[str] = []
+    parts = problem["loc"]
+    for n, part in enumerate(parts):
+        missing = n == len(parts) - 1 and problem["type"] == "missing"
+        if isinstance(raw, dict) and (part in raw or missing):
+            raw = raw.get(part)
+        elif isinstance(raw, (list, tuple)) and isinstance(part, int) and part < len(raw):
+            raw = raw[part]
+        else:
+            continue
+        place.append(str(part))
+    return tuple(place)
 
 
 def _keys_at(schema: type[BaseModel], path: list[str]) -> list[str]:

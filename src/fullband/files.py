@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,25 @@ from torch import Tensor
 MANIFEST = "manifest.json"
 
 
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A file to write that takes the place of `path` once it is whole, and is removed if it could not be written."""
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        yield beside
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)  # on a full disk, half a checkpoint is in the way of everything else
+        raise
+    sync_folder(path.parent)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` by `content`: a crash at any moment leaves the old file or the new one, whole."""
-    beside = path.with_name(f".{path.name}.partial")
-    with open(beside, "wb") as file:
+    with _beside(path) as beside, open(beside, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
-    sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -32,13 +43,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace `path` by a safetensors file of `tensors`."""
-    beside = path.with_name(f".{path.name}.partial")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, beside)
-    with open(beside, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    sync_folder(path.parent)
+    """Replace `path` by a safetensors file of `tensors`. Raises OSError if it can't be written."""
+    with _beside(path) as beside:
+        try:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, beside)
+        except SafetensorError as error:
+            raise OSError(f"{path}: could not be written ({error})") from None
+        with open(beside, "rb") as file:
+            os.fsync(file.fileno())
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fullband.config import FusionName, Strict, TrunkConfig, parse
 from fullband.feedback.fusion import Fusion, build_fusion
-from fullband.files import read_tensors, verify_manifest, write_json, write_manifest, write_tensors
+from fullband.files import MANIFEST, read_tensors, verify_manifest, write_json, write_manifest, write_tensors
 from fullband.trunk.decoder import Decoder
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -45,9 +45,11 @@ class FullBandModel(nn.Module):
         """Write config.json, model.safetensors and manifest.json into `folder`, which is created.
 
         Each file is written beside its place, flushed to disk and renamed. The tokenizer saves itself there too.
+        The old manifest goes first: killed halfway, a folder that is saved again would fail its check although all its files are whole.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
         write_json(folder / CONFIG, self.config.model_dump())
         write_tensors(folder / WEIGHTS, self.state_dict())
         write_manifest(folder, [CONFIG, WEIGHTS])
@@ -61,9 +63,9 @@ class FullBandModel(nn.Module):
         folder = resolve_model_folder(folder)
         verify_manifest(folder)
         saved = read_config(folder)
-        model = cls(saved.trunk, saved.fusion)
+        model = cls(saved.trunk, saved.fusion).to(dtype=dtype)  # before the weights, or float64 would pass through float32
         model.load_weights(folder / WEIGHTS)
-        return model.to(device=device, dtype=dtype).eval()
+        return model.to(device=device).eval()
 
     def load_weights(self, path: Path) -> None:
         """Raises ValueError naming file and tensor if the file is damaged or of another shape."""
@@ -102,5 +104,8 @@ def resolve_model_folder(folder: str | Path) -> Path:
         return folder
     pointer = folder / "checkpoints" / "last.json"
     if pointer.is_file():
-        return folder / "checkpoints" / str(json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"])
+        try:
+            return folder / "checkpoints" / str(json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"])
+        except (OSError, ValueError, TypeError, KeyError):
+            raise ValueError(f"{pointer}: damaged: it does not name a checkpoint") from None
     raise ValueError(f"{folder}: not a model folder (it has no {CONFIG}) and not a run folder (it has no checkpoints)")

@@ -33,7 +33,7 @@ PAPER_RUNS: dict[str, float] = {"paper-10b": 10e9, "paper-100b": 100e9, "paper-2
 
 
 def resolve_trunk(model: ModelConfig, vocab_size: int | None = None) -> TrunkConfig:
-    """The trunk of a recipe: its preset with the overrides on top; `vocab_size` (a tokenizer's) fills in what neither states.
+    """The trunk of a recipe: its preset, with a tokenizer's `vocab_size` in place of the preset's own, and the overrides on top.
 
     Raises ValueError for an unknown preset or a shape that does not fit.
     """

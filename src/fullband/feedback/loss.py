@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +50,77 @@ def _chunk_losses(states_ND: Tensor, head_weight_VD: Tensor, targets_N: Tensor) 
     return (log_sum - target_logits) * scored, log_sum.square() * scored
 
 
+def weighted_loss(
+    states_ND: Tensor,
+    head_weight_VD: Tensor,
+    targets_N: Tensor,
+    weights_N: Tensor,
+    z_loss: float = 0.0,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> tuple[Tensor, Tensor]:
+    """(Σ weight · (cross-entropy + z_loss · log²Z), the detached cross-entropies [N]).
+
+    The weights are known, so a chunk's gradient is made while its logits are still there: nothing is computed twice, and what is kept
+    for backward is the gradient, as large as states and head weight.
+    """
+    if torch.is_grad_enabled() and (states_ND.requires_grad or head_weight_VD.requires_grad):
+        return _WeightedLoss.apply(states_ND, head_weight_VD, targets_N, weights_N, z_loss, chunk_logits)
+    nll, square = token_losses(states_ND, head_weight_VD, targets_N, chunk_logits)
+    return ((nll + z_loss * square) * weights_N).sum(), nll
+
+
+class _WeightedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, head: Tensor, targets: Tensor, weights: Tensor, z_loss: float, chunk_logits: int) -> Any:
+        device = states.device
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else states.dtype
+        precise = torch.promote_types(dtype, torch.float32)
+        head_used = head.to(dtype)
+        to_states = torch.empty_like(states, memory_format=torch.contiguous_format)
+        to_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        nll = torch.empty(len(states), device=device, dtype=precise)
+        objective = torch.zeros((), device=device, dtype=precise)
+        rows = max(1, chunk_logits // len(head))
+        for start in range(0, len(states), rows):
+            here = slice(start, start + rows)
+            chunk, target = states[here].to(dtype), targets[here].clamp(min=0)[:, None]
+            scored = targets[here] != IGNORE
+            weight = weights[here] * scored
+            logits = F.linear(chunk, head_used).to(precise)
+            target_logits, peak = logits.gather(-1, target)[:, 0], logits.amax(dim=-1)
+            exponentials = logits.sub_(peak[:, None]).exp_()  # from here on everything is written over the logits
+            total = exponentials.sum(dim=-1)
+            log_sum = total.log() + peak
+            nll[here] = (log_sum - target_logits) * scored
+            objective += (weight * (nll[here] + z_loss * log_sum.square())).sum()
+            # d objective / d logits = weight · ((1 + 2 z log Z) softmax - onehot)
+            gradient = exponentials.mul_((weight * (1 + 2 * z_loss * log_sum) / total)[:, None])
+            gradient.scatter_add_(-1, target, -weight[:, None])
+            gradient = gradient.to(dtype)
+            to_states[here] = gradient @ head_used
+            if to_head is not None:
+                to_head.addmm_(gradient.T, chunk) if to_head.dtype == dtype else to_head.add_(gradient.T @ chunk)
+        ctx.save_for_backward(states, head, targets, weights)
+        ctx.options = z_loss, chunk_logits
+        ctx.gradients = to_states, to_head
+        ctx.mark_non_differentiable(nll)
+        return objective, nll
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        if ctx.gradients is None or torch.is_grad_enabled():  # a second backward, or one to be differentiated: the plain way
+            states, head, targets, weights = ctx.saved_tensors
+            z_loss, chunk_logits = ctx.options
+            with torch.enable_grad():
+                nll, square = token_losses(states, head, targets, chunk_logits)
+                objective = ((nll + z_loss * square) * weights).sum()
+            wanted = [x for x in (states, head) if x.requires_grad]
+            found = iter(torch.autograd.grad(objective, wanted, upstream[0], create_graph=torch.is_grad_enabled()))
+            return *(next(found) if x.requires_grad else None for x in (states, head)), None, None, None, None
+        (to_states, to_head), ctx.gradients = ctx.gradients, None  # given away: autograd copies nothing
+        return to_states.mul_(upstream[0]), None if to_head is None else to_head.mul_(upstream[0]), None, None, None, None
+
+
 @dataclass(frozen=True)
 class PassLoss:
     """Sums of cross-entropy (nats) and counts for one pass; divide once.
@@ -89,24 +161,26 @@ def multipass_loss(
 
     A pass that starts behind its prefix takes pass 1's loss there: pass 1's position t weighs 1 + λ/(K-1) #{k: t < start_k}.
     """
-    weight = loss_weight / max(1, len(outputs) - 1)
-    length = targets_BT.shape[1]
-    losses = []
-    for output in outputs:
-        states, targets = output.states, targets_BT[:, output.start :]
-        nll, square = token_losses(states.reshape(-1, states.shape[-1]), head_weight_VD, targets.reshape(-1), chunk_logits)
-        losses.append((nll.view(targets.shape), square.view(targets.shape)))
-    plain_nll, plain_square = losses[0]
-    slots = torch.arange(length, device=targets_BT.device)
-    plain_weight = torch.ones(length, device=targets_BT.device, dtype=plain_nll.dtype)
+    share = loss_weight / max(1, len(outputs) - 1)
+    slots = torch.arange(targets_BT.shape[1], device=targets_BT.device)
+    targets = [targets_BT[:, output.start :] for output in outputs]
+    precise = torch.promote_types(outputs[0].states.dtype, torch.float32)
+    weights = [torch.full(t.shape, share, device=t.device, dtype=precise) for t in targets]
+    weights[0].fill_(1)
     for output in outputs[1:]:
-        plain_weight = plain_weight + weight * (slots < output.start).to(plain_weight.dtype)
-    objective = ((plain_nll + z_loss * plain_square) * plain_weight).sum()
-    for nll, square in losses[1:]:
-        objective = objective + weight * (nll + z_loss * square).sum()
+        weights[0] += share * (slots < output.start).to(precise)
+    objective, nll = weighted_loss(
+        torch.cat([output.states.flatten(0, 1) for output in outputs]),
+        head_weight_VD,
+        torch.cat([t.flatten() for t in targets]),
+        torch.cat([w.flatten() for w in weights]) / denominator,
+        z_loss,
+        chunk_logits,
+    )
+    losses = [part.view_as(t) for part, t in zip(nll.split([t.numel() for t in targets]), targets, strict=True)]
     scored = targets_BT != IGNORE
-    passes = [_pass_loss(output, nll.detach(), plain_nll.detach(), scored) for output, (nll, _) in zip(outputs, losses, strict=True)]
-    return MultipassLoss(objective / denominator, passes)
+    passes = [_pass_loss(output, nll, losses[0], scored) for output, nll in zip(outputs, losses, strict=True)]
+    return MultipassLoss(objective, passes)
 
 
 def _pass_loss(output: PassStates, nll: Tensor, plain_nll: Tensor, scored: Tensor) -> PassLoss:

@@ -16,7 +16,7 @@ def keyed_generator(purpose: str, *key: int) -> np.random.Generator:
 
 
 def keyed_uniform(key: tuple[int, ...], rows_B: Tensor, positions_T: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Uniform[-1, 1) noise [B, T, width]; the value at (row, position, channel) depends on these three and the key alone.
+    """Uniform[-1, 1] noise [B, T, width]; the value at (row, position, channel) depends on these three and the key alone.
 
     An integer hash, not a generator's stream: any part of it can be computed alone, on any device.
     """

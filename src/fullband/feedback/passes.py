@@ -43,8 +43,10 @@ def fused_pass(
     positions_BT   0 marks the start of a document, always plain; None = the slots after the cache, one document a row
     plain_BT       True where the input stays the plain embedding (prefix mixin)
     noise_BTD      jitter added to the carried states (Eq. 13)
-    Returns (top states [B, T, D], cache or None).
+    Returns (top states [B, T, D], cache or None). Raises ValueError for documents without positions: nothing would say where they start.
     """
+    if documents_BT is not None and positions_BT is None:
+        raise ValueError("documents_BT needs positions_BT: position 0 marks the start of each document, where nothing is fed back")
     first_BD = torch.zeros_like(previous_BTD[:, 0]) if boundary_BD is None else boundary_BD
     carried = torch.cat([first_BD[:, None], previous_BTD[:, :-1]], dim=1)
     if noise_BTD is not None:
@@ -58,13 +60,11 @@ def fused_pass(
 
 def _plain_positions(embeddings: Tensor, boundary: Tensor | None, positions: Tensor | None, plain: Tensor | None) -> Tensor | None:
     """Where the input stays plain, [B or 1, T]: document starts, the prefix, and the first slot of rows that begin here."""
-    if positions is not None:
-        starts = positions == 0
-    elif boundary is None:
-        starts = torch.arange(embeddings.shape[1], device=embeddings.device)[None] == 0
-    else:
-        return plain
-    return starts if plain is None else starts | plain
+    starts = None if positions is None else positions == 0
+    if boundary is None:
+        first = torch.arange(embeddings.shape[1], device=embeddings.device)[None] == 0
+        starts = first if starts is None else starts | first
+    return starts if plain is None else plain if starts is None else starts | plain
 
 
 def iterate_passes(
@@ -90,10 +90,9 @@ def read(
     Raises ValueError for any other `feedback_passes` and for rows longer than the context.
     """
     check_length(model, tokens_BT.shape[1])
+    check_feedback_passes(feedback_passes)
     if feedback_passes == "exact":
         return read_exact(model, tokens_BT, positions_BT, documents_BT)
-    if not isinstance(feedback_passes, int) or feedback_passes < 0:
-        raise ValueError(f"feedback_passes is 0, 1, 2, … or 'exact', not {feedback_passes!r}")
     for done, states in enumerate(iterate_passes(model, tokens_BT, positions_BT, documents_BT)):
         if done == feedback_passes:
             return states
@@ -120,3 +119,9 @@ def check_length(model: FeedbackModel, length: int) -> None:
     """Raises ValueError if a row of `length` tokens does not fit the trunk's context."""
     if length > model.trunk.context:
         raise ValueError(f"{length} tokens do not fit the model's context of {model.trunk.context}")
+
+
+def check_feedback_passes(feedback_passes: FeedbackPasses) -> None:
+    """Raises ValueError unless it is 0, 1, 2, … or "exact"."""
+    if feedback_passes != "exact" and (not isinstance(feedback_passes, int) or feedback_passes < 0):
+        raise ValueError(f"feedback_passes is 0, 1, 2, … or 'exact', not {feedback_passes!r}")

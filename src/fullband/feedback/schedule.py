@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,11 +38,15 @@ class PassSchedule:
 
     def passes(self, step: int) -> int:
         """The number of passes of `step`: the same for every microbatch and rank."""
-        return _draw(self.probabilities(step), (self.offset + step * GOLDEN) % 1.0)
+        probabilities = self.probabilities(step)
+        drawn = _draw(probabilities, (self.offset + step * GOLDEN) % 1.0)
+        if drawn == 1 and self.warming_fusion(step):  # a plain pass has nothing to teach the fusion
+            return min((k for k, p in probabilities.items() if k > 1 and p > 0), default=1)
+        return drawn
 
-    @property
+    @cached_property
     def switch_on(self) -> int | None:
-        """The first step whose phase feeds back; None if none does."""
+        """The first step whose phase feeds back; None if none does. The adaptive share moves passes, but never to or from 1."""
         return next((s for s in range(self.steps) if any(k > 1 and p > 0 for k, p in self.probabilities(s).items())), None)
 
     def warming_fusion(self, step: int) -> bool:
@@ -100,11 +105,11 @@ class AdaptiveShare:
     def due(self, step: int) -> bool:
         return step % self.config.every == 0
 
-    def update(self, settling: Settling) -> None:
-        """Rows too short to see past the wavefront say nothing: the share stays."""
+    def update(self, settling: Settling, passes: dict[int, float] | None = None) -> None:
+        """Rows too short to see past the wavefront say nothing: the share stays. The first measure starts from that in `passes`."""
         if not settling.measurable:
             return
-        share = self.config.floor if self.share is None else self.share
+        share = max(self.config.floor, deeper_share(passes or {})) if self.share is None else self.share
         factor = self.config.growth**-0.5 if settling.settled(self.config.ratio) else self.config.growth
         self.share = min(self.config.ceiling, max(self.config.floor, share * factor))
 
@@ -121,6 +126,12 @@ class AdaptiveShare:
         total = sum(deeper.values())
         reshaped = {k: p for k, p in passes.items() if k == 1} | {shallow: mass * (1 - self.share)}
         return reshaped | {k: mass * self.share * p / total for k, p in deeper.items()}
+
+
+def deeper_share(passes: dict[int, float]) -> float:
+    """The share of the batches that feed back which take more than the smallest K ≥ 2."""
+    feeding = {k: p for k, p in passes.items() if k > 1 and p > 0}
+    return 1 - feeding[min(feeding)] / sum(feeding.values()) if feeding else 0.0
 
 
 def _draw(probabilities: dict[int, float], u: float) -> int:

@@ -52,18 +52,17 @@ def measure_settling(
     """Runs `passes` (≥ 3) passes without gradients. Raises ValueError for fewer: a ratio needs two changes."""
     if passes < 3:
         raise ValueError(f"measuring a change ratio takes at least 3 passes, not {passes}")
-    if positions_BT is None:
-        positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None].expand(tokens_BT.shape)
-    ahead = positions_BT >= passes
+    depth_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand(tokens_BT.shape) if positions_BT is None else positions_BT
     if documents_BT is not None:
-        ahead = ahead & (documents_BT >= 0)
+        depth_BT = depth_BT.where(documents_BT >= 0, -1)  # padding measures nothing
+    ahead = depth_BT >= passes
     changes = []
     previous: Tensor | None = None
     for states in islice(iterate_passes(model, tokens_BT, positions_BT, documents_BT), passes):
         if previous is not None:
             changes.append((states - previous).norm(dim=-1)[ahead].float() / states.norm(dim=-1)[ahead].float())
         previous = states
-    if not bool((positions_BT >= 2 * passes - 1).any()):
+    if not bool((depth_BT >= 2 * passes - 1).any()):
         return Settling([], float("nan"), float("nan"), None, tolerance, measurable=False)
     change_KN = torch.stack(changes)
     ratios = _mean_ratio(change_KN)

@@ -132,5 +132,5 @@ def _flex(query: Tensor) -> Any:
     if query.device.type == "cpu":
         return flex_attention
     if _compiled_flex is None:
-        _compiled_flex = torch.compile(flex_attention, dynamic=False)
+        _compiled_flex = torch.compile(flex_attention)  # prefixes change the shapes: let it go dynamic
     return _compiled_flex

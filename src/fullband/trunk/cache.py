@@ -54,6 +54,13 @@ class Slots:
         """Slots first … first + length - 1 of this view."""
         return Slots(self._store, self._start + first, self._start + first + length, self._dim)
 
+    def last(self, slots: int) -> Slots:
+        """The last `slots` of them; copied if the store is so much larger that keeping it would waste memory."""
+        kept = min(len(self), slots)
+        if self._store.tensor.shape[self._dim] > 4 * kept + 64:
+            return Slots.of(self.tensor.narrow(self._dim, len(self) - kept, kept).clone(), self._dim)
+        return self.narrow(len(self) - kept, kept)
+
     def rows(self, index: Tensor, row_dim: int) -> Slots:
         return Slots.of(self.tensor.index_select(row_dim, index), self._dim)
 
@@ -98,13 +105,14 @@ class Cache:
             if first > oldest_needed:
                 raise ValueError(f"cannot crop to {length} slots: a sliding layer kept only slots {first} and later (use keep='all')")
             layers.append(layer.narrow(0, length - first))
-        documents = self.documents and self.documents.narrow(0, length)
+        documents = None if self.documents is None else self.documents.narrow(0, length)
         return replace(self, layers=tuple(layers), length=length, documents=documents)
 
     def select(self, rows: Tensor) -> Cache:
         """The given rows [N], in that order; also how beams are reordered and finished rows leave."""
         layers = tuple(layer.rows(rows, row_dim=1) for layer in self.layers)
-        return replace(self, layers=layers, documents=self.documents and self.documents.rows(rows, row_dim=0))
+        documents = None if self.documents is None else self.documents.rows(rows, row_dim=0)
+        return replace(self, layers=layers, documents=documents)
 
     def repeat(self, times: int) -> Cache:
         """Every row `times` times in a row: one prompt, many continuations."""

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from fullband.config import TrunkConfig
 from fullband.trunk.attention import Plan, attend, make_plan
 from fullband.trunk.cache import Cache, Slots, extend_documents
+from fullband.trunk.pointwise import RMSNorm, rotate
 from fullband.trunk.protocol import Keep
 
 
@@ -31,10 +32,11 @@ def rotary(positions_BT: Tensor, head_dim: int, base: float, dtype: torch.dtype)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the two halves of every head by the position's angles."""
-    a, b = x_BHTd.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+class Query(NamedTuple):
+    """Queries [B, H, T, head dim], and how far the head gates let their answers through [B, H, T, 1]."""
+
+    vectors: Tensor
+    opened: Tensor
 
 
 class Attention(nn.Module):
@@ -47,11 +49,11 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, config.kv_heads * size, bias=False)
         self.gate = nn.Linear(width, config.heads, bias=False)
         self.output = nn.Linear(config.heads * size, width, bias=False)
-        self.query_norm = nn.RMSNorm(size, eps=config.norm_eps)
-        self.key_norm = nn.RMSNorm(size, eps=config.norm_eps)
+        self.query_norm = RMSNorm(size, config.norm_eps)
+        self.key_norm = RMSNorm(size, config.norm_eps)
 
-    def project(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [B, H, T, head dim] and the new keys and values [2, B, KV heads, T, head dim]."""
+    def project(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Query, Tensor]:
+        """What the queries need, and the new keys and values [2, B, KV heads, T, head dim]."""
         batch, length, _ = x_BTD.shape
 
         def heads(y: Tensor) -> Tensor:
@@ -59,13 +61,14 @@ class Attention(nn.Module):
 
         query = rotate(self.query_norm(heads(self.query(x_BTD))), cos, sin)
         key = rotate(self.key_norm(heads(self.key(x_BTD))), cos, sin)
-        return query, torch.stack([key, heads(self.value(x_BTD)).to(key.dtype)])
+        opened = torch.sigmoid(self.gate(x_BTD)).transpose(1, 2)[..., None]
+        return Query(query, opened), torch.stack([key, heads(self.value(x_BTD)).to(key.dtype)])
 
-    def read(self, x_BTD: Tensor, query: Tensor, keys_values: Tensor, plan: Plan) -> Tensor:
+    def read(self, query: Query, keys_values: Tensor, plan: Plan) -> Tensor:
         """Attention output [B, T, D] over all keys and values [2, B, KV heads, S, head dim]."""
-        attended = attend(query, keys_values[0], keys_values[1], plan)
-        attended = attended * torch.sigmoid(self.gate(x_BTD)).transpose(1, 2)[..., None]
-        return self.output(attended.transpose(1, 2).reshape(*x_BTD.shape[:2], -1))
+        attended = attend(query.vectors, keys_values[0], keys_values[1], plan) * query.opened
+        batch, _, length, _ = attended.shape
+        return self.output(attended.transpose(1, 2).reshape(batch, length, -1))
 
 
 class Glu(nn.Module):
@@ -82,13 +85,13 @@ class Glu(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: TrunkConfig):
         super().__init__()
-        self.branch_scale = 1 / math.sqrt(2 * config.layers)
-        self.attention_norm_in = nn.RMSNorm(config.width, eps=config.norm_eps)
+        branch_scale = 1 / math.sqrt(2 * config.layers)  # depth scaling
+        self.attention_norm_in = RMSNorm(config.width, config.norm_eps)
         self.attention = Attention(config)
-        self.attention_norm_out = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.glu_norm_in = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.attention_norm_out = RMSNorm(config.width, config.norm_eps, branch_scale)
+        self.glu_norm_in = RMSNorm(config.width, config.norm_eps)
         self.glu = Glu(config)
-        self.glu_norm_out = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.glu_norm_out = RMSNorm(config.width, config.norm_eps, branch_scale)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Tensor | None, plan: Plan) -> tuple[Tensor, Tensor]:
         """Output [B, T, D], and the new keys and values; a pure function of tensors, for autograd, checkpointing and compile."""
@@ -96,13 +99,12 @@ class Block(nn.Module):
         keys_values = new if past is None else torch.cat([past, new], dim=-2)
         return self.finish(x, query, keys_values, plan), new
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Query, Tensor]:
         return self.attention.project(self.attention_norm_in(x), cos, sin)
 
-    def finish(self, x: Tensor, query: Tensor, keys_values: Tensor, plan: Plan) -> Tensor:
-        attended = self.attention.read(self.attention_norm_in(x), query, keys_values, plan)
-        x = x + self.branch_scale * self.attention_norm_out(attended)
-        return x + self.branch_scale * self.glu_norm_out(self.glu(self.glu_norm_in(x)))
+    def finish(self, x: Tensor, query: Query, keys_values: Tensor, plan: Plan) -> Tensor:
+        x = x + self.attention_norm_out(self.attention.read(query, keys_values, plan))
+        return x + self.glu_norm_out(self.glu(self.glu_norm_in(x)))
 
 
 class Decoder(nn.Module):
@@ -118,9 +120,9 @@ class Decoder(nn.Module):
         self.activation_checkpointing = False
         self.plan = make_plan  # tests put the dense reference here
         self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.input_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.input_norm = RMSNorm(config.width, config.norm_eps)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.final_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.final_norm = RMSNorm(config.width, config.norm_eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -166,7 +168,7 @@ class Decoder(nn.Module):
                 plans[keys, window] = self.plan(length, keys, window, key_documents, device)
             x, extended = self._run(block, x, cos, sin, past, keys, plans[keys, window], keep)
             if extended is not None:
-                kept.append(extended if keep == "all" or window is None else _last(extended, window - 1))
+                kept.append(extended if keep == "all" or window is None else extended.last(window - 1))
         states = self.final_norm(x)
         return states, None if keep == "none" else Cache(tuple(kept), self.windows, past_length + length, documents)
 

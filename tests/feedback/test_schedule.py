@@ -1,0 +1,185 @@
+"""Law 7: passes and prefixes are pure functions of their keys; shares and distributions are what the recipe says."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fullband.config import AdaptiveConfig, FeedbackConfig, Phase
+from fullband.feedback.schedule import AdaptiveShare, PassSchedule
+from fullband.feedback.settling import Settling
+from fullband.presets import PAPER_RUNS, SCHEDULES, resolve_schedule
+
+PHASES = [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={2: 0.88, 3: 0.12})]
+
+
+def schedule(phases=PHASES, steps=400, seed=0, **config):
+    return PassSchedule(FeedbackConfig(**config), phases, steps, seed)
+
+
+def settling(ratio, needed=None, measurable=True):
+    return Settling([], ratio, ratio, needed, 1e-2, measurable)
+
+
+def draws(s):
+    rows = torch.arange(4)
+    prefixes = [s.prefixes(step, a, 3, 50, rows) for step in range(0, 400, 7) for a in (0, 1)]
+    return [s.passes(step) for step in range(400)], [[p.tolist() if isinstance(p, torch.Tensor) else p for p in ps] for ps in prefixes]
+
+
+@pytest.mark.parametrize("prefix", ["uniform", "per-row", "off"])
+def test_draws_are_pure_functions_of_their_keys(prefix):
+    first = draws(schedule(prefix=prefix))
+    torch.manual_seed(99), np.random.seed(99)
+    again = schedule(prefix=prefix)
+    again.passes(399), again.prefixes(12, 0, 4, 9, torch.arange(2))
+    assert draws(again) == first, "asking in another order changes the answer"
+    assert (draws(schedule(prefix=prefix, seed=1))[1] == first[1]) == (prefix == "off")
+
+
+def test_the_seed_moves_which_steps_are_deep():
+    assert len({tuple(schedule(seed=seed).passes(s) for s in range(300, 400)) for seed in range(5)}) == 5
+
+
+def test_per_row_prefixes_do_not_depend_on_the_split():
+    s = schedule(prefix="per-row")
+    whole = s.prefixes(3, 0, 3, 40, torch.arange(8))
+    for rows in (torch.tensor([5, 2]), torch.tensor([7])):
+        for all_rows, some in zip(whole, s.prefixes(3, 1, 3, 40, rows), strict=True):
+            assert torch.equal(all_rows[rows], some)
+
+
+def test_uniform_prefixes_are_keyed_by_step_accumulation_and_pass():
+    s = schedule()
+    keys = [(step, a, k) for step in range(8) for a in range(3) for k in (2, 3)]
+    drawn = [s.prefixes(step, a, 3, 10**9, torch.arange(2))[k - 2] for step, a, k in keys]
+    assert len(set(drawn)) == len(keys)
+    assert s.prefixes(5, 1, 2, 10**9, torch.arange(2)) == s.prefixes(5, 1, 4, 10**9, torch.arange(9))[:1]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "per-row"])
+def test_prefix_is_uniform_over_0_to_T_minus_2(kind):
+    length, count = 17, 3000
+    s = schedule(prefix=kind)
+    if kind == "uniform":
+        pairs = np.array([s.prefixes(step, 0, 3, length, torch.arange(1)) for step in range(count)])
+    else:
+        pairs = np.stack([p.numpy() for p in s.prefixes(0, 0, 3, length, torch.arange(count))], 1)
+    for column in pairs.T:
+        counts = np.bincount(column, minlength=length - 1)
+        assert len(counts) == length - 1
+        assert ((counts - count / 16) ** 2 / (count / 16)).sum() < 44.3  # 15 degrees of freedom: one in ten thousand
+    assert abs(np.corrcoef(pairs.T)[0, 1]) < 5 / math.sqrt(count)
+
+
+def test_the_shortest_row_and_no_mixin():
+    assert schedule().prefixes(0, 0, 3, 2, torch.arange(2)) == [0, 0]
+    assert schedule(prefix="off").prefixes(0, 0, 4, 30, torch.arange(2)) == [0, 0, 0]
+    assert schedule().prefixes(0, 0, 1, 30, torch.arange(2)) == []
+
+
+def test_rounding_counts_plain_positions_down():
+    rounded, exact = schedule(prefix_rounding=8), schedule()
+    for step in range(200):
+        (p,), (q,) = rounded.prefixes(step, 0, 2, 65, torch.arange(1)), exact.prefixes(step, 0, 2, 65, torch.arange(1))
+        assert p == max(0, (q + 1) // 8 * 8 - 1)
+
+
+@pytest.mark.parametrize("passes", [{1: 0.75, 2: 0.22, 3: 0.03}, {2: 0.88, 3: 0.12}, {1: 0.5, 4: 0.5}, {3: 1.0}])
+def test_any_stretch_of_steps_holds_its_shares(passes):
+    s = schedule([Phase(fraction=1.0, passes=passes)], steps=3000)
+    drawn = np.array([s.passes(step) for step in range(3000)])
+    assert set(drawn) == set(passes)
+    for start, stop in ((0, 3000), (700, 1100), (50, 150)):
+        for k, share in passes.items():
+            assert abs((drawn[start:stop] == k).sum() - share * (stop - start)) <= 3
+
+
+def test_phases_change_at_their_fractions():
+    s = schedule()
+    assert {s.passes(step) for step in range(300)} == {1}
+    assert {s.passes(step) for step in range(300, 400)} == {2, 3}
+    assert s.switch_on == 300
+    assert [s.warming_fusion(step) for step in (299, 300)] == [False, False]
+    warm = schedule(fusion_warmup=5)
+    assert [step for step in range(400) if warm.warming_fusion(step)] == [300, 301, 302, 303, 304]
+    late = schedule(start_step=350)
+    assert late.switch_on == 350 and {late.passes(step) for step in range(350)} == {1}
+    assert schedule(SCHEDULES["none"]).switch_on is None
+
+
+def test_switch_on_is_found_once():
+    """A long run asks at every step; searching all steps each time would cost hours."""
+    s = schedule(steps=100_000, fusion_warmup=10)
+    calls = []
+    real = s._phase
+    s._phase = lambda step: calls.append(step) or real(step)
+    for step in range(70_000, 70_020):
+        s.warming_fusion(step)
+    assert len(calls) < 200_000
+
+
+@pytest.mark.parametrize("name, compute", [("paper-10b", 30e9), ("paper-100b", 150e9), ("paper-200b", 256e9), ("paper-400b", 512e9)])
+def test_token_equivalent_compute_of_the_paper(name, compute):
+    s = schedule(resolve_schedule(name), steps=1000)
+    assert s.token_equivalent_compute(int(PAPER_RUNS[name] / 1000)) == pytest.approx(compute, rel=2e-3)
+    shares = sum(phase.fraction * k * p for phase in SCHEDULES[name] for k, p in phase.passes.items())
+    assert shares * PAPER_RUNS[name] == pytest.approx(compute)
+
+
+def test_adaptive_share_rises_falls_and_stays_within_bounds():
+    share = AdaptiveShare(AdaptiveConfig(floor=0.03, ceiling=0.5, growth=2.0, ratio=0.9))
+    share.update(settling(1.2, measurable=False))
+    assert share.share is None
+    for expected in (0.06, 0.12, 0.24, 0.48, 0.5, 0.5):
+        share.update(settling(1.2))
+        assert share.share == pytest.approx(expected)
+    share.update(settling(0.5))
+    assert share.share == pytest.approx(0.5 / math.sqrt(2))
+    share.update(settling(1.2, needed=4))
+    assert share.share == pytest.approx(0.25), "states that reach the tolerance have settled, whatever the ratio"
+    for _ in range(20):
+        share.update(settling(0.5))
+    assert share.share == pytest.approx(0.03)
+    recipe = AdaptiveShare(AdaptiveConfig(floor=0.03, ceiling=0.5, growth=2.0))
+    recipe.update(settling(1.2), {1: 0.5, 2: 0.44, 3: 0.04, 5: 0.02})
+    assert recipe.share == pytest.approx(0.24), "the first measure starts from the recipe's own share"
+    assert [step for step in range(250) if share.due(step)] == [0, 100, 200]
+
+
+def test_reshape_keeps_the_mass_and_the_plain_share():
+    share = AdaptiveShare(AdaptiveConfig())
+    assert share.reshape({1: 0.5, 2: 0.5}) == {1: 0.5, 2: 0.5}
+    share.share = 0.2
+    for passes, expected in (
+        ({1: 0.5, 2: 0.5}, {1: 0.5, 2: 0.4, 3: 0.1}),
+        ({2: 0.88, 3: 0.12}, {2: 0.8, 3: 0.2}),
+        ({1: 0.2, 2: 0.4, 3: 0.1, 5: 0.3}, {1: 0.2, 2: 0.64, 3: 0.04, 5: 0.12}),
+        ({1: 1.0}, {1: 1.0}),
+        ({1: 0.5, 2: 0.0, 3: 0.5}, {1: 0.5, 3: 0.4, 4: 0.1}),
+    ):
+        assert share.reshape(passes) == pytest.approx(expected)
+
+
+def test_state_survives_a_checkpoint():
+    before = schedule(adaptive=AdaptiveConfig())
+    for _ in range(3):
+        before.adaptive.update(settling(1.5))
+    after = schedule(adaptive=AdaptiveConfig())
+    assert draws(after) != draws(before)
+    after.load_state_dict(before.state_dict())
+    assert draws(after) == draws(before) and after.state_dict() == before.state_dict()
+    assert schedule().state_dict() == {}
+    schedule().load_state_dict(before.state_dict())
+    fresh = schedule(adaptive=AdaptiveConfig())
+    fresh.load_state_dict(schedule(adaptive=AdaptiveConfig()).state_dict())
+    assert fresh.adaptive.share is None
+
+
+def test_every_step_of_the_fusion_warmup_feeds_back():
+    mixed = [Phase(fraction=0.5, passes={1: 1.0}), Phase(fraction=0.5, passes={1: 0.6, 2: 0.3, 3: 0.1})]
+    warming, plain = schedule(mixed, fusion_warmup=50), schedule(mixed)
+    assert min(warming.passes(step) for step in range(200, 250)) == 2
+    assert 1 in [plain.passes(step) for step in range(200, 250)]
+    assert [warming.passes(step) for step in range(250, 400)] == [plain.passes(step) for step in range(250, 400)]

@@ -1,0 +1,78 @@
+"""The shape of the source: imports point one way, importing the package loads no heavy library, files stay short."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fullband
+
+SOURCE = Path(fullband.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# What each part may import, besides itself. A part that is missing here (the command line) may import everything and is imported by none.
+BELOW: dict[str, set[str]] = {
+    "config": set(),
+    "files": set(),
+    "presets": {"config"},
+    "trunk": {"config"},
+    "feedback": {"trunk", "config"},
+    "model": {"feedback", "trunk", "presets", "config", "files"},
+    "optim": {"config"},
+    "data": {"config", "files"},
+    "decode": {"feedback", "trunk", "model", "data", "config"},
+}
+BELOW["evaluate"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files"}
+BELOW["train"] = BELOW["evaluate"] | {"optim", "evaluate"}
+BELOW["costs"] = {"config"}
+BELOW["plots"] = {"train", "config", "files"}  # reads run folders; never a model
+HEAVY = ["transformers", "vllm", "lm_eval", "matplotlib", "datasets", "pandas", "pyarrow", "tiktoken", "wandb", "tensorboard"]
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    """Parts of the package that a file imports, anywhere in it."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names += [f"{node.module}.{alias.name}" if node.module == "fullband" else str(node.module) for alias in node.names]
+    return {name.split(".")[1] for name in names if name.startswith("fullband.")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(p.relative_to(SOURCE)) for p in FILES])
+def test_imports_point_one_way(path):
+    part = part_of(path)
+    if part in BELOW:
+        above = imported_parts(path) - BELOW[part] - {part}
+        assert not above, f"{part} must not import {', '.join(sorted(above))}"
+    elif part != "cli":
+        assert "cli" not in imported_parts(path)
+
+
+def test_the_table_has_no_cycle():
+    for part, below in BELOW.items():
+        for lower in below:
+            assert part not in BELOW[lower], f"{part} and {lower} may import each other"
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(p.relative_to(SOURCE)) for p in FILES])
+def test_a_file_has_one_subject(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 420
+    assert not {"utils", "helpers", "common"} & {path.stem, *path.relative_to(SOURCE).parts}
+
+
+@pytest.mark.parametrize(
+    "modules", ["fullband", "fullband, fullband.model, fullband.presets, fullband.feedback.schedule, fullband.feedback.loss"]
+)
+def test_importing_loads_no_heavy_library(modules):
+    code = f"import sys, {modules}; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.strip() == "[]"
