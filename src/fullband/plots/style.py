@@ -1,0 +1,80 @@
+"""One look for all pictures: colours that the colour-blind can tell apart, on light and on dark paper.
+
+The ways of reading form a scale: the standard model grey, feedback passes from light to dark blue (Fig. 4's axis), exact reading
+orange. Line styles repeat what colours say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LIGHT = {
+    "standard": "#6b6b6b",
+    "fused-0": "#8dbde0",
+    "fused-1": "#66a5d4",
+    "fused-2": "#448cc4",
+    "fused-4": "#2870ad",
+    "fused-8": "#15528a",
+    "fused-16": "#0b3566",
+    "exact": "#d55e00",
+}
+DARK = {
+    "standard": "#a9a9a9",
+    "fused-0": "#33608c",
+    "fused-1": "#4078ac",
+    "fused-2": "#5591c9",
+    "fused-4": "#78addf",
+    "fused-8": "#a3cbf0",
+    "fused-16": "#d5e8fb",
+    "exact": "#ff9d52",
+}
+PASS_KEYS = {1: "fused-1", 2: "fused-4", 3: "fused-16"}  # training curves use the same scale: deeper is darker
+DASHES = {"standard": "6 4", "fused-0": "1.5 3.5"}
+
+
+def reading_label(name: str) -> str:
+    """What people call a reading or a model: "fused-4" is "full-band, 4 passes"."""
+    names = {"standard": "standard model", "fullband": "full-band model", "exact": "full-band, exact"}
+    passes = name.removeprefix("fused-")
+    return names.get(name) or f"full-band, {passes} pass{'' if passes == '1' else 'es'}"
+
+
+@contextmanager
+def figure(paths: Sequence[Path], width: float = 7.2, height: float = 4.2) -> Iterator[tuple[Any, Any]]:
+    """A (figure, axes) in this style, saved to `paths` (the suffix says how) when the block ends. Touches no global state."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    settings: Any = {
+        "font.size": 10.5,
+        "font.family": "sans-serif",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": "#e6e6e6",
+        "grid.linewidth": 0.7,
+        "axes.edgecolor": "#8a8a8a",
+        "axes.titlelocation": "left",
+        "axes.titleweight": "bold",
+        "axes.titlepad": 12,
+        "legend.frameon": False,
+        "lines.linewidth": 2.0,
+        "svg.hashsalt": "fullband",  # the same picture is the same file
+    }
+    with matplotlib.rc_context(settings):
+        drawing = Figure(figsize=(width, height), dpi=160, layout="constrained")
+        FigureCanvasAgg(drawing)
+        yield drawing, drawing.add_subplot()
+        for path in paths:
+            metadata = {"Date": None} if path.suffix == ".svg" else None
+            drawing.savefig(path, metadata=metadata)
+
+
+def dash(name: str) -> Any:
+    """A matplotlib line style."""
+    return (0, tuple(float(part) / 2 for part in DASHES[name].split())) if name in DASHES else "-"

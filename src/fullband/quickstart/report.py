@@ -1,0 +1,156 @@
+"""report.html: one page that explains what was done and what came out, self-contained. The page itself is report_template.html."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+
+from fullband.plots.curves import Curve, compute_at, curve_key, curve_label
+from fullband.plots.style import DARK, LIGHT, reading_label
+from fullband.quickstart import prose
+from fullband.quickstart.chart import Axis, Line, Mark, line_chart, nice_ticks
+from fullband.quickstart.recipes import POSITIONS
+
+TEMPLATE = Path(__file__).with_name("report_template.html")
+HEADLINE_POSITION = 32
+HEADLINE_READINGS = ("exact", "fused-16", "fused-1", "standard")
+
+
+def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]]) -> str:
+    """The page for a result (`result.json`) and the training curves of its two models."""
+    task, recipe = result["task"], result["recipe"]
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        light=variables(LIGHT),
+        dark=variables(DARK),
+        colours="\n".join(f".{key} {{ --c: var(--{key}); }}" for key in LIGHT),
+        headline=prose.headline(result, HEADLINE_POSITION),
+        numbers="".join(headline_number(result, name) for name in HEADLINE_READINGS),
+        headline_position=HEADLINE_POSITION,
+        length=task["length"],
+        seed=result["seed"],
+        rows=f"{result['rows']:,}",
+        layers=result["trunk"]["layers"],
+        task_name=prose.task_name(task),
+        task_text=prose.task_text(task),
+        example=example_rows(result["example"], task["length"]),
+        why=prose.why(task, result["trunk"]),
+        accuracy_chart=accuracy_chart(result),
+        accuracy_table=accuracy_table(result),
+        chance=f"{result['chance']:.3f}".rstrip("0"),
+        curves_chart=curves_chart(curves, result),
+        chance_loss=f"{math.log(1 / result['chance']):.2f}",
+        milestones=prose.milestones(result["milestones"]),
+        compute_text=prose.compute(result),
+        compute_table=compute_table(result["training"]),
+        mixin=prose.mixin(recipe["feedback"]["prefix"]),
+        scope=prose.scope(),
+        command=escape(command(result)),
+        fullband_folder=escape(recipe["output"]),
+        recipe=escape(yaml.safe_dump({key: recipe[key] for key in ("model", "data", "feedback", "optim", "train")}, sort_keys=False)),
+        versions=escape(versions(result)),
+    )
+
+
+def variables(palette: Mapping[str, str]) -> str:
+    return " ".join(f"--{key}: {colour};" for key, colour in palette.items())
+
+
+def headline_number(result: Mapping[str, Any], name: str) -> str:
+    accuracy = result["accuracy"][name][str(HEADLINE_POSITION)]
+    return f'<li class="{name}"><b>{accuracy:.0%}</b><span>{escape(reading_label(name))}</span></li>'.replace("%", " %")
+
+
+def example_rows(example: Mapping[str, Any], length: int) -> str:
+    """Position, token, right answer and both models' answers, one column a position."""
+    positions = range(1, len(example["right"]) + 1)
+
+    def row(heading: str, cells: Sequence[Any], answers: bool = False) -> str:
+        parts = []
+        for position, cell, right in zip(positions, cells, example["right"], strict=True):
+            classes = ["last"] * (position == length) + ["wrong"] * (answers and cell != right)
+            parts.append(f'<td class="{" ".join(classes)}">{escape(str(cell))}</td>' if classes else f"<td>{escape(str(cell))}</td>")
+        return f"<tr><th>{heading}</th>{''.join(parts)}</tr>"
+
+    return (
+        f"<thead>{row('position', list(positions)).replace('<td', '<th').replace('</td', '</th')}</thead><tbody>"
+        + row("token", example["tokens"])
+        + row("right answer", example["right"])
+        + row(reading_label("standard"), example["standard"], answers=True)
+        + row(reading_label("exact"), example["exact"], answers=True)
+        + "</tbody>"
+    )
+
+
+def accuracy_chart(result: Mapping[str, Any]) -> str:
+    by_position = result["accuracy_by_position"]
+    positions = list(range(1, POSITIONS[-1] + 1))
+    lines = [Line(name, reading_label(name), positions, accuracies) for name, accuracies in by_position.items()]
+    marks = [Mark("training length", x=result["task"]["length"]), Mark("chance", y=result["chance"])]
+    x = Axis("position, counted from 1", 1, POSITIONS[-1], (1, 8, 16, 24, 32, 40, 48, 56, 64), prefix="position ")
+    y = Axis("share of right answers", 0, 1.08, (0, 0.2, 0.4, 0.6, 0.8, 1), digits=2)
+    return line_chart("Accuracy by position", lines, marks, x, y)
+
+
+def curves_chart(curves: Mapping[str, Sequence[Curve]], result: Mapping[str, Any]) -> str:
+    lines = [
+        Line(curve_key(model, curve.k), curve_label(model, curve.k), millions(curve.compute), curve.smooth, faint=curve.loss)
+        for model, of_model in curves.items()
+        for curve in of_model
+    ]
+    milestones = (("switch_on_step", "feedback on", 0), ("crossover_step", "crossover", 1))
+    places = [(label, compute_at(curves["fullband"], result["milestones"][key]), row) for key, label, row in milestones]
+    marks = [Mark(label, x=at / 1e6, row=row) for label, at, row in places if at is not None]
+    furthest = max(line.x[-1] for line in lines)
+    highest = max(max(line.y) for line in lines) * 1.12
+    x = Axis("token-equivalent compute, millions", 0, furthest, nice_ticks(furthest), digits=2, unit=" million")
+    y = Axis("loss, nats a token", 0, highest, nice_ticks(highest), digits=3)
+    return line_chart("Training loss by pass", lines, marks, x, y)
+
+
+def millions(values: Sequence[int]) -> list[float]:
+    return [value / 1e6 for value in values]
+
+
+def accuracy_table(result: Mapping[str, Any]) -> str:
+    chance, body = result["chance"], []
+    for name, accuracies in result["accuracy"].items():
+        cells = []
+        for position, accuracy in accuracies.items():
+            stderr = result["stderr"][name][position]
+            kind = "high" if accuracy >= 0.8 else "low" if accuracy < chance + 3 * stderr + 0.02 else ""
+            cells.append(f'<td class="{kind}">{accuracy:.2f} <small>± {stderr:.3f}</small></td>')
+        body.append(f"<tr><th>{escape(reading_label(name))}</th>{''.join(cells)}</tr>")
+    heads = "".join(f"<th>{position}</th>" for position in POSITIONS)
+    return f"<thead><tr><th>accuracy at position</th>{heads}</tr></thead><tbody>{''.join(body)}</tbody>"
+
+
+def compute_table(training: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [
+        ("steps", "steps", "{:,}"),
+        ("tokens", "tokens", "{:,}"),
+        ("token-equivalent compute", "token_equivalent", "{:,}"),
+        ("positions executed", "executed_positions", "{:,}"),
+        ("FLOPs executed, billions", "executed_flops", "{:,.1f}"),
+        ("parameters", "parameters", "{:,}"),
+        ("seconds", "seconds", "{:.0f}"),
+    ]
+    heads = "".join(f"<th>{escape(reading_label(name))}</th>" for name in training)
+    in_billions = [{**run, "executed_flops": run["executed_flops"] / 1e9} for run in training.values()]
+    body = [f"<tr><th>{label}</th>{''.join(f'<td>{form.format(run[key])}</td>' for run in in_billions)}</tr>" for label, key, form in rows]
+    return f"<thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(body)}</tbody>"
+
+
+def command(result: Mapping[str, Any]) -> str:
+    return " ".join([f"fullband quickstart --seed {result['seed']}", *(f"--set {override}" for override in result["overrides"])])
+
+
+def versions(result: Mapping[str, Any]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    hardware = result["hardware"]
+    return f"{packages}; {hardware['system']} on {hardware['machine']}, {hardware['cores']} cores; {result['seconds']:.0f} seconds in all."
