@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 FusionName = Literal["gated", "concat", "add", "residual"]
 Control = Literal["none", "zeroed", "shuffled", "constant-gate"]
-FeedbackPasses = Union[Annotated[int, Field(ge=0)], Literal["exact"]]  # 0 = plain reading; converged comes with decoding
+FeedbackPasses = Union[Annotated[int, Field(ge=0)], Literal["exact", "converged"]]  # 0 = plain reading
 
 
 class Strict(BaseModel):

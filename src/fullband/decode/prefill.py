@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fullband.config import FeedbackPasses
 from fullband.decode.prompts import AlignedPrompts, TokenLists, align_prompts
+from fullband.feedback.converged import MAX_PASSES, WINDOW, ConvergedReport, read_converged
 from fullband.feedback.passes import FeedbackModel, check_feedback_passes, fused_pass
 from fullband.feedback.state import DecodeState
 from fullband.trunk.protocol import Keep
@@ -44,7 +45,8 @@ def prefill(
     """The decode state behind the last token of every prompt.
 
     prompts          lists of ids, or a LongTensor [B, T] with `mask` [B, T] (True = token), padded on either side
-    feedback_passes  0 = plain reading (Standard, Soft), k ≥ 1 = fused passes (Fused), "exact" = position by position
+    feedback_passes  0 = plain reading (Standard, Soft), k ≥ 1 = fused passes (Fused), "exact" = position by position,
+                     "converged" = passes until the states stop moving
     chunk            positions read at a time (None = all); the result does not depend on it, the memory used does
     keep             "window" lets sliding layers forget what no later token can see; "all" allows the cache to be cropped
 
@@ -62,10 +64,26 @@ def prefill_aligned(
     keep: CacheKeep = "window",
 ) -> DecodeState:
     """`prefill` of prompts that are aligned already."""
+    if feedback_passes == "converged":
+        return prefill_converged(model, aligned, keep=keep)[0]
     lane = Lane()
     for after, _ in _read_chunks(model, aligned, feedback_passes, chunk, keep):
         lane = after  # earlier chunks' states are dropped
     return _prefilled(aligned, lane)
+
+
+@torch.no_grad()
+def prefill_converged(
+    model: FeedbackModel,
+    aligned: AlignedPrompts,
+    tolerance: float = 1e-3,
+    window: int = WINDOW,
+    max_passes: int = MAX_PASSES,
+    keep: CacheKeep = "window",
+) -> tuple[DecodeState, ConvergedReport]:
+    """The decode state to which fused passes over the prompts converge, and what that took (`read_converged`)."""
+    state, _, report = _read_converged(model, aligned, tolerance, window, max_passes, keep)
+    return state, report
 
 
 @torch.no_grad()
@@ -79,9 +97,32 @@ def prefill_with_states(
 ) -> tuple[DecodeState, list[Tensor]]:
     """`prefill`, and the top states [tokens, D] of every prompt, without padding: what scores a text."""
     aligned = align_prompts(model.trunk, prompts, mask)
+    if feedback_passes == "converged":
+        state, states_BTD, _ = _read_converged(model, aligned, keep=keep)
+        return state, [row[:length] for row, length in zip(states_BTD, aligned.lengths_B.tolist(), strict=True)]
     lanes, states = zip(*_read_chunks(model, aligned, feedback_passes, chunk, keep), strict=True)
     states_BTD, lengths = torch.cat(states, dim=1), aligned.lengths_B.tolist()
     return _prefilled(aligned, lanes[-1]), [row[len(row) - length :] for row, length in zip(states_BTD, lengths, strict=True)]
+
+
+def _read_converged(
+    model: FeedbackModel,
+    aligned: AlignedPrompts,
+    tolerance: float = 1e-3,
+    window: int = WINDOW,
+    max_passes: int = MAX_PASSES,
+    keep: CacheKeep = "window",
+) -> tuple[DecodeState, Tensor, ConvergedReport]:
+    """(state, top states [B, T, D] with padding behind, report)."""
+    starts = aligned.padded_behind()
+    states_BTD, cache, report = read_converged(
+        model, starts.tokens_BT, starts.lengths_B, tolerance, starts.positions_BT, starts.documents_BT, window, max_passes
+    )
+    if starts.documents_BT is not None:
+        cache = cache.align_right(starts.lengths_B)
+    rows_B = torch.arange(len(states_BTD), device=states_BTD.device)
+    lane = Lane(cache if keep == "all" else cache.trim(), states_BTD[rows_B, starts.lengths_B - 1])
+    return _prefilled(aligned, lane), states_BTD, report
 
 
 def _read_chunks(
@@ -94,7 +135,7 @@ def _read_chunks(
     length = aligned.tokens_BT.shape[1]
     exact = feedback_passes == "exact"
     size = 1 if exact else chunk or length
-    lanes = [Lane()] * (1 if feedback_passes == "exact" else feedback_passes + 1)
+    lanes = [Lane()] * (feedback_passes + 1 if isinstance(feedback_passes, int) else 1)
     for start in range(0, length, size):
         here = slice(start, start + size)
         positions_BT, documents_BT = _part(aligned.positions_BT, here), _part(aligned.documents_BT, here)

@@ -30,9 +30,18 @@ class AlignedPrompts:
     positions_BT: Tensor | None
     documents_BT: Tensor | None
 
+    def padded_behind(self) -> AlignedPrompts:
+        """The same rows with their padding moved behind them: all begin in slot 0."""
+        if self.positions_BT is None or self.documents_BT is None:
+            return self
+        slots_T = torch.arange(self.tokens_BT.shape[1], device=self.tokens_BT.device)
+        source_BT = (slots_T + (len(slots_T) - self.lengths_B)[:, None]) % len(slots_T)
+        return AlignedPrompts(*(t.gather(1, source_BT) if t.dim() == 2 else t for t in vars(self).values()))
 
-def align_prompts(trunk: Trunk, prompts: TokenLists | Tensor, mask: Tensor | None = None) -> AlignedPrompts:
+
+def align_prompts(trunk: Trunk, prompts: TokenLists | Tensor, mask: Tensor | None = None, cut_to: int | None = None) -> AlignedPrompts:
     """Prompts as lists of ids, or as a LongTensor [B, T] whose real tokens `mask` [B, T] marks (None = all), padded on either side.
+    A prompt longer than the context is cut to its last `cut_to` tokens (None = refused).
 
     Raises ValueError, naming the prompt (counted from 0), if one is empty, longer than the context, holds an id outside the
     vocabulary, or has padding between its tokens.
@@ -40,6 +49,8 @@ def align_prompts(trunk: Trunk, prompts: TokenLists | Tensor, mask: Tensor | Non
     rows = _rows_of_lists(prompts, mask) if not isinstance(prompts, Tensor) else _rows_of_tensor(prompts, mask)
     if not rows:
         raise ValueError("no prompts were given")
+    if cut_to is not None:
+        rows = [row if len(row) <= trunk.context else row[-cut_to:] for row in rows]
     for number, row in enumerate(rows):
         _check(trunk, number, row)
     device = trunk.head_weight.device

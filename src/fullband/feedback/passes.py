@@ -85,7 +85,8 @@ def read(
     positions_BT: Tensor | None = None,
     documents_BT: Tensor | None = None,
 ) -> Tensor:
-    """Top states [B, T, D] of whole rows after 0, 1, 2, … feedback passes, or read position by position ("exact", Eq. 8).
+    """Top states [B, T, D] of whole rows after 0, 1, 2, … feedback passes, read position by position ("exact", Eq. 8), or refined until
+    they stop moving ("converged", to 1e-3; `read_converged` has the options).
 
     Raises ValueError for any other `feedback_passes` and for rows longer than the context.
     """
@@ -93,6 +94,10 @@ def read(
     check_feedback_passes(feedback_passes)
     if feedback_passes == "exact":
         return read_exact(model, tokens_BT, positions_BT, documents_BT)
+    if feedback_passes == "converged":
+        from fullband.feedback.converged import read_converged  # it is written with fused_pass, so it comes after this module
+
+        return read_converged(model, tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT)[0]
     for done, states in enumerate(iterate_passes(model, tokens_BT, positions_BT, documents_BT)):
         if done == feedback_passes:
             return states
@@ -122,6 +127,6 @@ def check_length(model: FeedbackModel, length: int) -> None:
 
 
 def check_feedback_passes(feedback_passes: FeedbackPasses) -> None:
-    """Raises ValueError unless it is 0, 1, 2, … or "exact"."""
-    if feedback_passes != "exact" and (not isinstance(feedback_passes, int) or feedback_passes < 0):
-        raise ValueError(f"feedback_passes is 0, 1, 2, … or 'exact', not {feedback_passes!r}")
+    """Raises ValueError unless it is 0, 1, 2, …, "exact" or "converged"."""
+    if feedback_passes not in ("exact", "converged") and (not isinstance(feedback_passes, int) or feedback_passes < 0):
+        raise ValueError(f"feedback_passes is 0, 1, 2, …, 'exact' or 'converged', not {feedback_passes!r}")

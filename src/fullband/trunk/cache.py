@@ -54,6 +54,12 @@ class Slots:
         """Slots first … first + length - 1 of this view."""
         return Slots(self._store, self._start + first, self._start + first + length, self._dim)
 
+    def rollback(self, length: int) -> Slots:
+        """The first `length` slots; those behind them are given up, so that appending overwrites them in place."""
+        if self._store.filled == self._stop:
+            self._store.filled = self._start + length
+        return self.narrow(0, length)
+
     def last(self, slots: int) -> Slots:
         """The last `slots` of them; copied if the store is so much larger that keeping it would waste memory."""
         kept = min(len(self), slots)
@@ -107,6 +113,34 @@ class Cache:
             layers.append(layer.narrow(0, length - first))
         documents = None if self.documents is None else self.documents.narrow(0, length)
         return replace(self, layers=tuple(layers), length=length, documents=documents)
+
+    def rollback(self, length: int) -> Cache:
+        """`crop` for a cache that is used up by it: later slots are overwritten in place instead of copied when it grows again.
+
+        For drafts and windows that are read, judged and read again. Raises ValueError as `crop` does.
+        """
+        cropped = self.crop(length)
+        gone = self.length - length
+        layers = tuple(layer.rollback(len(layer) - gone) for layer in self.layers)
+        documents = None if self.documents is None else self.documents.rollback(length)
+        return replace(cropped, layers=layers, documents=documents)
+
+    def trim(self) -> Cache:
+        """What keep="window" would have kept: sliding layers forget what no later query can see."""
+        layers = tuple(k if w is None else k.last(w - 1) for k, w in zip(self.layers, self.windows, strict=True))
+        return replace(self, layers=layers)
+
+    def align_right(self, lengths_B: Tensor) -> Cache:
+        """Rows of `lengths_B` slots, padded behind, with their padding moved to the front: their next slots then coincide.
+
+        Raises ValueError if a sliding layer has forgotten keys.
+        """
+        if any(len(layer) < self.length for layer in self.layers):
+            raise ValueError("only a cache that keeps all keys (keep='all') can be aligned")
+        source_BS = torch.arange(self.length, device=lengths_B.device)[None] - (self.length - lengths_B)[:, None]
+        index = source_BS.clamp(min=0)[None, :, None, :, None]
+        layers = tuple(Slots.of(layer.tensor.gather(3, index.expand(layer.tensor.shape)), -2) for layer in self.layers)
+        return replace(self, layers=layers, documents=Slots.of(torch.where(source_BS < 0, -1, 0), -1))
 
     def select(self, rows: Tensor) -> Cache:
         """The given rows [N], in that order; also how beams are reordered and finished rows leave."""
