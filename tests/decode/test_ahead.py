@@ -1,9 +1,11 @@
 """Reading ahead, rebuilt caches, scores and self-speculation, against decoding step by step."""
 
+from itertools import islice
+
 import pytest
 import torch
-from decode.cases import CONTEXT, VOCABULARY, WINDOW, random_prompts
 
+from decode.cases import CONTEXT, VOCABULARY, WINDOW, random_prompts
 from fullband.decode import generate, prefill, resolve_mode, step
 from fullband.decode.ahead import read_ahead, rebuild_cache, score
 from fullband.decode.prefill import prefill_converged
@@ -126,12 +128,9 @@ def test_greedy_speculation_equals_plain_decoding(model, mode, settings, seed):
     resolved, report = resolve_mode(mode), SpeculationReport()
     expected = generate(model, [prompt], mode, max_new_tokens=120)[0].tokens
     made = speculate(model, prefill(model, [prompt], resolved.feedback_passes), prompt, resolved, greedy, settings, report)
-    tokens, state = [], None
-    for token, state in made:
-        tokens.append(token)
-        if len(tokens) == 120:
-            break
-    assert tokens == expected
+    pairs = list(islice(made, 120))
+    state = pairs[-1][1]
+    assert [token for token, _ in pairs] == expected
     assert report.checks and sum(report.accepted.values()) == report.checks
     assert state.cache.length == int(state.positions_B)
 
