@@ -56,18 +56,18 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
     """
     run = prepare(recipe, resume)
     config, evaluation = recipe.train, recipe.evaluation
-    trackers = open_trackers(config.tracker, run.folder, recipe.name, recipe.model_dump(mode="json"), drop_from=run.step)
     held_out = run.loader.validation_batches(evaluation.rows, evaluation.batch_rows) if evaluation.rows else []
+    trackers = open_trackers(config.tracker, run.folder, recipe.name, recipe.model_dump(mode="json"), drop_from=run.step)
     validation: dict[str, float] = {}
     checkpoint = run.checkpoints.last()
-    start, seconds_before = time.perf_counter(), time.perf_counter()
-    tokens_before = run.tokens
+    start, tokens_before = time.perf_counter(), run.tokens
     if watcher:
         watcher.started(run, describe_groups(run.optimizer.groups, recipe.optim))
     try:
         with stop_signals() as stop:
             while run.step < config.steps and not stop:
                 # 1. Look whether the states settle, if the schedule adapts to that.
+                before = run.loader.state_dict(), run.schedule.state_dict()
                 batch = run.loader.next_batch()
                 settling = adapt_schedule(run, batch)
 
@@ -76,7 +76,7 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
                 z_loss = run.optimizer.z_loss(run.step)
                 report = accumulate_gradients(run.model, batch, run.step, recipe.seed, run.schedule, recipe.feedback, config, z_loss)
                 if not math.isfinite(report.objective + report.gradient_norm):
-                    raise diverged(run, report)
+                    raise diverged(run, report, *before)
 
                 # 3. Update: right after the switch-on perhaps only the fusion.
                 if run.schedule.warming_fusion(run.step):
@@ -89,21 +89,23 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
                 run.executed_positions += report.executed_positions
 
                 # 4. Log, evaluate, save.
+                last_step = run.step == config.steps
                 values = step_values(run, report) | settling
-                values["tokens_per_second"] = (run.tokens - tokens_before) / (time.perf_counter() - seconds_before)
+                values["tokens_per_second"] = (run.tokens - tokens_before) / (time.perf_counter() - start)
                 if watcher:
                     watcher.stepped(run, values)
-                if run.step % config.log_every == 0 or run.step == config.steps:
+                if run.step % config.log_every == 0 or settling or last_step:
                     log(trackers, run.step - 1, values)
-                last_step = run.step == config.steps
                 evaluate_now = bool(held_out) and (run.step % evaluation.every == 0 or last_step)
                 if evaluate_now:
                     validation = validation_losses(run.model, held_out, passes_to_evaluate(run), config.dtype)
                     log(trackers, run.step - 1, {"validation": validation})
                     if watcher:
                         watcher.evaluated(run, validation)
-                if run.step % config.checkpoint_every == 0 or last_step or stop:
-                    checkpoint = run.save(min(validation.values()) if evaluate_now else None)
+                if run.step % config.checkpoint_every == 0 or last_step:
+                    checkpoint = run.save(lowest(validation) if evaluate_now else None)
+            if stop:
+                checkpoint = run.save()
     finally:
         for tracker in trackers:
             tracker.close()
@@ -121,7 +123,7 @@ def adapt_schedule(run: Run, batch: Any) -> dict[str, Any]:
     settling = measure_settling(
         run.model, rows.tokens, adaptive.config.passes, adaptive.config.tolerance, rows.positions, single_document(rows.documents)
     )
-    adaptive.update(settling)
+    adaptive.update(settling, run.schedule.probabilities(run.step))
     return {
         "deeper_share": adaptive.share,
         "change_ratio_median": settling.ratio_median if settling.measurable else None,
@@ -159,12 +161,21 @@ def log(trackers: list[Tracker], step: int, values: dict[str, Any]) -> None:
         tracker.log(step, values)
 
 
-def diverged(run: Run, report: StepReport) -> DivergedError:
-    """Save the parameters, which no non-finite gradient has touched, and say where it happened."""
-    saved = run.save()
-    what = "loss" if not math.isfinite(report.objective) else "gradient norm"
-    value = report.objective if what == "loss" else report.gradient_norm
-    return DivergedError(f"step {run.step}: the {what} is {value}; the state before this step is kept in {saved}")
+def lowest(losses: dict[str, float]) -> float | None:
+    """The smallest of the losses that are finite: reading with many passes may diverge while reading with few does not."""
+    return min((loss for loss in losses.values() if math.isfinite(loss)), default=None)
+
+
+def diverged(run: Run, report: StepReport, loader: dict[str, Any], schedule: dict[str, Any]) -> DivergedError:
+    """Save the state before this step, `loader` and `schedule` included (nothing else has changed yet), and say where it happened."""
+    run.loader.load_state_dict(loader)
+    run.schedule.load_state_dict(schedule)
+    what, value = ("loss", report.objective) if not math.isfinite(report.objective) else ("gradient norm", report.gradient_norm)
+    if run.is_finite():
+        kept = f"the state before this step is kept in {run.save()}"
+    else:  # the update before overflowed
+        kept = f"the parameters are not finite either; the last good state is {run.checkpoints.last() or 'not saved'}"
+    return DivergedError(f"step {run.step}: the {what} is {value}; {kept}")
 
 
 def result_of(run: Run, checkpoint: Path, validation: dict[str, float], seconds: float, stop: StopRequest) -> RunResult:

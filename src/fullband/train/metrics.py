@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,17 +24,28 @@ class JsonLines:
 
     def __init__(self, folder: Path, drop_from: int):
         self.path = folder / METRICS
-        if self.path.is_file():
-            kept = [entry for entry in read_metrics(self.path) if entry["step"] < drop_from]
-            write_bytes(self.path, "".join(f"{json.dumps(entry)}\n" for entry in kept).encode())
-        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
+        kept = [entry for entry in read_metrics(self.path) if entry["step"] < drop_from] if self.path.is_file() else []
+        with self._named_errors():
+            write_bytes(self.path, "".join(map(_line, kept)).encode())
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        """Raises ValueError naming the file if it cannot be written."""
+        with self._named_errors(), open(self.path, "a", encoding="utf-8") as file:
+            file.write(_line({"step": step, **values}))
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ValueError(f"{self.path}: cannot be written ({error.strerror or error})") from None
 
     def close(self) -> None:
-        self._file.close()
+        pass  # no line leaves the file open
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry) + "\n"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -47,16 +60,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class TensorBoard:
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, drop_from: int):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ValueError("train.tracker: tensorboard is not installed; pip install 'fullband[track]'") from None
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=drop_from)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            if isinstance(value, (int, float)):
+            if isinstance(value, dict):
+                self.log(step, {f"{name}/{part}": inner for part, inner in value.items()})
+            elif isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -82,7 +97,7 @@ def open_trackers(kind: str, folder: Path, name: str, recipe: dict[str, Any], dr
     """metrics.jsonl, and the tracker the recipe names. Raises ValueError if that one is not installed."""
     trackers: list[Tracker] = [JsonLines(folder, drop_from)]
     if kind == "tensorboard":
-        trackers.append(TensorBoard(folder))
+        trackers.append(TensorBoard(folder, drop_from))
     elif kind == "wandb":
         trackers.append(WeightsAndBiases(folder, name, recipe))
     return trackers

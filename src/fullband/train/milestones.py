@@ -24,7 +24,7 @@ class Milestones:
     mean_difference: float | None = None
 
     def update(self, step: int, report: StepReport) -> None:
-        if report.passes < 2:
+        if report.passes < 2 or not int(report.sums[1].fused_count):  # no fused position of this step is scored
             return
         losses = report.losses()
         difference = losses["fused_pass_2"] - losses["plain_there_2"]

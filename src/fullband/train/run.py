@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import yaml
 from fullband.config import Recipe
 from fullband.data.loader import Loader, build_loader
 from fullband.feedback.schedule import PassSchedule
-from fullband.files import write_bytes
-from fullband.model import FullBandModel
+from fullband.files import read_tensors, write_bytes
+from fullband.model import WEIGHTS, FullBandModel
 from fullband.optim.optimizer import Optimizer
 from fullband.presets import resolve_schedule, resolve_trunk
-from fullband.train.checkpoint import Checkpoints
+from fullband.train.checkpoint import OPTIMIZER, Checkpoints, checkpoint_name
 from fullband.train.milestones import Milestones
 
 RECIPE = "recipe.yaml"
@@ -35,13 +36,18 @@ class Run:
     optimizer: Optimizer
     checkpoints: Checkpoints
     milestones: Milestones
+    best: dict[str, Any] | None = None  # {"checkpoint": name, "validation_loss": nats} of the best one so far
     step: int = 0
     tokens: int = 0
     token_equivalent: int = 0
     executed_positions: int = 0
 
+    @cached_property
     def identity(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the one that was stopped; the feedback schedule may change."""
+        """What a resumed run must have in common with the one that was stopped; the feedback schedule may change.
+
+        The data's fingerprint reads the files, so it is taken once.
+        """
         return {
             "seed": self.recipe.seed,
             "data": self.loader.fingerprint(),
@@ -49,36 +55,43 @@ class Run:
             "model": self.model.config.model_dump(),
         }
 
+    def is_finite(self) -> bool:
+        """Whether every number of model and optimizer is one."""
+        return all(bool(t.isfinite().all()) for t in (*self.model.parameters(), *self.optimizer.state_dict().values()))
+
     def save(self, validation_loss: float | None = None) -> Path:
+        """Write a checkpoint: the best one so far if `validation_loss` is the lowest. See `Checkpoints.save`."""
+        if validation_loss is not None and (self.best is None or validation_loss < self.best["validation_loss"]):
+            self.best = {"checkpoint": checkpoint_name(self.step), "validation_loss": validation_loss}
         training = {
             "step": self.step,
             "tokens": self.tokens,
             "token_equivalent": self.token_equivalent,
             "executed_positions": self.executed_positions,
-            "identity": self.identity(),
+            "identity": self.identity,
             "loader": self.loader.state_dict(),
             "schedule": self.schedule.state_dict(),
             "milestones": self.milestones.state_dict(),
+            "best": self.best,
         }
         keep = self.recipe.train.keep_checkpoints
-        return self.checkpoints.save(
-            self.step, self.model, self.loader.tokenizer, self.optimizer.state_dict(), training, keep, validation_loss
-        )
+        return self.checkpoints.save(self.step, self.model, self.loader.tokenizer, self.optimizer.state_dict(), training, self.best, keep)
 
     def restore(self, checkpoint: Path) -> None:
-        """Continue from `checkpoint`. Raises ValueError naming what differs if it belongs to another run."""
-        tensors, training = self.checkpoints.load_training(checkpoint, self.model)
-        ours = self.identity()
+        """Continue from `checkpoint`. Raises ValueError naming what differs if it belongs to another run, or the file that is damaged."""
+        training = self.checkpoints.read_training(checkpoint)
         for what, before in training["identity"].items():
-            if before != ours[what]:
-                change = f"it was {_short(before)}, now it is {_short(ours[what])}"
+            if before != self.identity[what]:
+                change = _difference(what, before, self.identity[what], "there", "in the recipe")
                 raise ValueError(f"{checkpoint}: cannot resume with another {what} ({change})")
-        self.optimizer.load_state_dict(tensors)
+        self.model.load_weights(checkpoint / WEIGHTS)
+        self.optimizer.load_state_dict(read_tensors(checkpoint / OPTIMIZER))
         self.loader.load_state_dict(training["loader"])
         self.schedule.load_state_dict(training["schedule"])
         self.milestones = Milestones.from_state(training["milestones"])
-        self.step, self.tokens = training["step"], training["tokens"]
+        self.best, self.step, self.tokens = training["best"], training["step"], training["tokens"]
         self.token_equivalent, self.executed_positions = training["token_equivalent"], training["executed_positions"]
+        self.checkpoints.prune(checkpoint, self.best, self.recipe.train.keep_checkpoints)  # a kill may have come before the last save's
 
 
 def prepare(recipe: Recipe, resume: bool) -> Run:
@@ -96,7 +109,7 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
         raise ValueError(f"{folder}: no checkpoint to resume from")
     device = resolve_device(recipe.train.device)
     loader = build_loader(recipe.data, recipe.seed, recipe.train.batch_rows)
-    model = build_model(recipe, loader).to(device)
+    model = build_model(recipe, loader, fresh=not last).to(device)
     schedule = PassSchedule(compiled_feedback(recipe), resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.seed)
     optimizer = Optimizer(model, recipe.optim, recipe.train.steps)
     run = Run(recipe, folder, device, model, loader, schedule, optimizer, checkpoints, Milestones())
@@ -106,8 +119,8 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
     return run
 
 
-def build_model(recipe: Recipe, loader: Loader) -> FullBandModel:
-    """The recipe's model: initialised from its seed, or with the weights of `initial_checkpoint`."""
+def build_model(recipe: Recipe, loader: Loader, fresh: bool = True) -> FullBandModel:
+    """The recipe's model: initialised from its seed, or with the weights of `initial_checkpoint`, which only a `fresh` run reads."""
     trunk = resolve_trunk(recipe.model, loader.vocab_size)
     if loader.vocab_size > trunk.vocab_size:
         raise ValueError(f"model.trunk.vocab_size: {trunk.vocab_size} is smaller than the tokenizer's {loader.vocab_size}")
@@ -116,10 +129,11 @@ def build_model(recipe: Recipe, loader: Loader) -> FullBandModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = FullBandModel(trunk, recipe.model.fusion)
-    if recipe.train.initial_checkpoint:
+    if recipe.train.initial_checkpoint and fresh:
         start = FullBandModel.load(recipe.train.initial_checkpoint)
         if start.config != model.config:
-            raise ValueError(f"{recipe.train.initial_checkpoint}: its shape is not the recipe's ({_difference(start, model)})")
+            change = _difference("model", start.config.model_dump(), model.config.model_dump(), "there", "in the recipe")
+            raise ValueError(f"{recipe.train.initial_checkpoint}: not the recipe's model ({change})")
         model.load_state_dict(start.state_dict())
     model.fusion.control = recipe.feedback.control
     model.trunk.activation_checkpointing = recipe.train.activation_checkpointing
@@ -137,15 +151,15 @@ def compiled_feedback(recipe: Recipe) -> Any:
     return feedback
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU (MPS on request: untested). Raises ValueError."""
+def resolve_device(name: str, setting: str = "train.device") -> torch.device:
+    """`auto` is CUDA where there is one, else the CPU (MPS on request: untested). Raises ValueError that names the `setting`."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"train.device: '{name}' is not available here ({str(error).splitlines()[0]})") from None
+        raise ValueError(f"{setting}: '{name}' is not available here ({str(error).splitlines()[0]})") from None
     return device
 
 
@@ -158,12 +172,9 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
         raise ValueError(f"{folder}: cannot write the run folder ({error.strerror})") from None
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < 120 else text[:117] + "..."
-
-
-def _difference(a: FullBandModel, b: FullBandModel) -> str:
-    left, right = a.config.model_dump(), b.config.model_dump()
-    flat = [(k, left["trunk"][k], right["trunk"][k]) for k in left["trunk"]] + [("fusion", left["fusion"], right["fusion"])]
-    return ", ".join(f"{k}: {x} there, {y} here" for k, x, y in flat if x != y)
+def _difference(name: str, before: Any, now: Any, there: str, here: str) -> str:
+    """Every value that differs, by its name."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [key for key in before | now if before.get(key) != now.get(key)]
+        return ", ".join(_difference(str(key), before.get(key), now.get(key), there, here) for key in keys)
+    return f"{name}: {before} {there}, {now} {here}"
