@@ -1,22 +1,50 @@
 """Decoding: read prompts (`prefill`), choose a token (`Sampler`), read it too (`step`), and so on (`stream`, `generate`)."""
 
-from fullband.decode.generate import Completion, NewTokens, TextCompletion, generate, generate_text, stream
+from fullband.decode.generate import (
+    Completion,
+    NewText,
+    TextCompletion,
+    collect,
+    generate,
+    generate_text,
+    generate_texts,
+    stream_texts,
+)
+from fullband.decode.history import TextSoFar
 from fullband.decode.modes import Mode, ModeName, resolve_mode, step
+from fullband.decode.options import GenerateOptions, LogitProcessor, Settings
 from fullband.decode.prefill import prefill, prefill_with_states
-from fullband.decode.sampling import Sampler
+from fullband.decode.prefix import Prefix, prefill_after, read_prefix
+from fullband.decode.sampling import Sampler, SamplingOptions
+from fullband.decode.steps import FinishReason, NewTokens, TokenStream, stream, stream_from
 
 __all__ = [
     "Completion",
+    "FinishReason",
+    "GenerateOptions",
+    "LogitProcessor",
     "Mode",
     "ModeName",
+    "NewText",
     "NewTokens",
+    "Prefix",
     "Sampler",
+    "SamplingOptions",
+    "Settings",
     "TextCompletion",
+    "TextSoFar",
+    "TokenStream",
+    "collect",
     "generate",
     "generate_text",
+    "generate_texts",
     "prefill",
+    "prefill_after",
     "prefill_with_states",
+    "read_prefix",
     "resolve_mode",
     "step",
     "stream",
+    "stream_from",
+    "stream_texts",
 ]

@@ -1,33 +1,20 @@
-"""Generate: prompts to tokens, step by step (`stream`), all at once (`generate`), or from text to text (`generate_text`)."""
+"""Generate: tokens all at once (`generate`), and from texts to texts (`stream_texts`, `generate_texts`, `generate_text`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Unpack
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fullband.config import FeedbackPasses
 from fullband.data.tokenizers import Tokenizer
-from fullband.decode.modes import Mode, resolve_mode, step
-from fullband.decode.prefill import prefill_aligned
-from fullband.decode.prompts import AlignedPrompts, TokenLists, align_prompts
-from fullband.decode.sampling import Sampler
+from fullband.decode.options import Settings
+from fullband.decode.prompts import TokenLists
+from fullband.decode.steps import FinishReason, TokenStream, stream
+from fullband.decode.stops import StopFilter, check_stop_strings
 from fullband.feedback.passes import FeedbackModel
-from fullband.feedback.state import DecodeState
-
-FinishReason = Literal["stop", "length"]  # a stop id was chosen; max_new_tokens were made
-
-
-@dataclass(frozen=True)
-class NewTokens:
-    """One step of generation: the new token of every row that made one, and the rows that finished with it, by row number."""
-
-    tokens: dict[int, int]
-    finished: dict[int, FinishReason]
 
 
 @dataclass(frozen=True)
@@ -40,42 +27,20 @@ class Completion:
 
 @dataclass(frozen=True)
 class TextCompletion:
-    """A completion and its text."""
+    """The new text of one row, without stop string; the tokens it made, those of the stop string included; and why it ended."""
 
     text: str
     tokens: list[int]
     finish_reason: FinishReason
 
 
-def stream(
-    model: FeedbackModel,
-    prompts: TokenLists | Tensor,
-    mode: str = "soft",
-    feedback_passes: FeedbackPasses | None = None,
-    *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-    stop_ids: Collection[int] = (),
-    mask: Tensor | None = None,
-    chunk: int | None = None,
-) -> Iterator[NewTokens]:
-    """The new tokens of all rows, one step at a time; rows that finish leave the batch.
+@dataclass(frozen=True)
+class NewText:
+    """One step of generation, by row number: the characters that became whole, the tokens made, and the rows that finished."""
 
-    prompts, mask, chunk   as in `prefill`
-    mode, feedback_passes  as in `resolve_mode`
-    temperature, seed      0 = the likeliest token; else a row's draws depend on (seed, its row number) alone
-    stop_ids               end a row; they are not among its tokens
-
-    The prompts are read at once, the tokens made as they are asked for. Raises ValueError for bad prompts or settings, and where a
-    prompt and `max_new_tokens` together exceed the context.
-    """
-    resolved = resolve_mode(mode, feedback_passes)
-    aligned = align_prompts(model.trunk, prompts, mask)
-    _check_room(aligned, max_new_tokens, model.trunk.context)
-    sampler = Sampler(temperature, seed, range(len(aligned.lengths_B)), max_new_tokens, aligned.tokens_BT.device)
-    state = prefill_aligned(model, aligned, resolved.feedback_passes, chunk)
-    return _steps(model, state, resolved, max_new_tokens, sampler, frozenset(stop_ids))
+    texts: dict[int, str]
+    tokens: dict[int, int]
+    finished: dict[int, FinishReason]
 
 
 def generate(
@@ -84,33 +49,81 @@ def generate(
     mode: str = "soft",
     feedback_passes: FeedbackPasses | None = None,
     *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-    stop_ids: Collection[int] = (),
     mask: Tensor | None = None,
-    chunk: int | None = None,
+    **settings: Unpack[Settings],
 ) -> list[Completion]:
-    """One completion a prompt, in order. Arguments and errors are those of `stream`."""
-    steps = stream(
-        model,
-        prompts,
-        mode,
-        feedback_passes,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-        stop_ids=stop_ids,
-        mask=mask,
-        chunk=chunk,
-    )
-    tokens: list[list[int]] = [[] for _ in range(len(prompts))]
+    """n completions a prompt, prompt by prompt. Arguments and errors are those of `stream`."""
+    return collect(stream(model, prompts, mode, feedback_passes, mask=mask, **settings))
+
+
+def collect(steps: TokenStream) -> list[Completion]:
+    """One completion for each row that a stream still has, in order."""
+    tokens: dict[int, list[int]] = {}
+    reasons: dict[int, FinishReason] = {}
+    for new in steps:
+        for row, token in new.tokens.items():
+            tokens.setdefault(row, []).append(token)
+        reasons |= new.finished
+    return [Completion(tokens.get(row, []), reasons[row]) for row in sorted(reasons)]
+
+
+def stream_texts(
+    model: FeedbackModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    mode: str = "soft",
+    feedback_passes: FeedbackPasses | None = None,
+    *,
+    stop: str | Sequence[str] = (),
+    **settings: Unpack[Settings],
+) -> Iterator[NewText]:
+    """The continuations of texts, one step at a time. Only whole characters are given out, and none that could still be a stop string's.
+
+    stop      strings that end a row's text where they begin. They are looked for in the text made by the row, across tokens; the one that
+              is complete first counts
+    settings  as in `GenerateOptions`; `stop_ids` None (the default) = the tokenizer's own
+
+    Errors are those of `stream`, raised at once, and ValueError for an empty stop string.
+    """
+    strings = check_stop_strings(stop)
+    if isinstance(prompts, str):
+        raise ValueError("prompts is a list of texts; give [text] for one")
+    if settings.get("stop_ids") is None:
+        settings["stop_ids"] = [token for token in tokenizer.stops if token < model.trunk.vocab_size]
+    steps = stream(model, [tokenizer.encode(prompt) for prompt in prompts], mode, feedback_passes, **settings)
+    texts = [_RowText(tokenizer, strings, settings.get("min_new_tokens", 0)) for _ in range(steps.rows)]
+    return _text_steps(steps, texts)
+
+
+def generate_texts(
+    model: FeedbackModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    mode: str = "soft",
+    feedback_passes: FeedbackPasses | None = None,
+    *,
+    stop: str | Sequence[str] = (),
+    on_text: Callable[[int, str], None] | None = None,
+    **settings: Unpack[Settings],
+) -> list[TextCompletion]:
+    """n continuations a text, prompt by prompt. `on_text(row, piece)` gets them piece by piece, each of whole characters.
+
+    Other arguments and errors are those of `stream_texts`.
+    """
+    steps = stream_texts(model, tokenizer, prompts, mode, feedback_passes, stop=stop, **settings)
+    rows = range(len(prompts) * settings.get("n", 1))
+    tokens: list[list[int]] = [[] for _ in rows]
+    pieces: list[list[str]] = [[] for _ in rows]
     reasons: dict[int, FinishReason] = {}
     for new in steps:
         for row, token in new.tokens.items():
             tokens[row].append(token)
+        for row, piece in new.texts.items():
+            pieces[row].append(piece)
+            if on_text is not None:
+                on_text(row, piece)
         reasons |= new.finished
-    return [Completion(row_tokens, reasons[row]) for row, row_tokens in enumerate(tokens)]
+    return [TextCompletion("".join(pieces[row]), tokens[row], reasons[row]) for row in rows]
 
 
 def generate_text(
@@ -120,81 +133,44 @@ def generate_text(
     mode: str = "soft",
     feedback_passes: FeedbackPasses | None = None,
     *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-    stop_ids: Collection[int] | None = None,
-    chunk: int | None = None,
+    stop: str | Sequence[str] = (),
     on_text: Callable[[str], None] | None = None,
+    **settings: Unpack[Settings],
 ) -> TextCompletion:
-    """The continuation of a text. `on_text` gets it piece by piece, each of whole characters. Errors are those of `stream`.
+    """The continuation of one text. `on_text` gets it piece by piece. Other arguments and errors are those of `stream_texts`;
+    ValueError for n above 1, which is for `generate_texts`."""
+    if settings.get("n", 1) > 1:
+        raise ValueError(f"generate_text makes one text, not n={settings['n']}; generate_texts makes more")
+    give = None if on_text is None else lambda row, piece: on_text(piece)
+    return generate_texts(model, tokenizer, [prompt], mode, feedback_passes, stop=stop, on_text=give, **settings)[0]
 
-    stop_ids   None = the tokenizer's own
-    """
-    steps = stream(
-        model,
-        [tokenizer.encode(prompt)],
-        mode,
-        feedback_passes,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-        stop_ids=tokenizer.stops if stop_ids is None else stop_ids,
-        chunk=chunk,
-    )
-    decoder = tokenizer.stream()
-    tokens: list[int] = []
-    pieces: list[str] = []
-    reason: FinishReason = "length"
 
-    def give(piece: str) -> None:
-        if piece:
-            pieces.append(piece)
-            if on_text is not None:
-                on_text(piece)
+class _RowText:
+    """Tokens of one row to text that can be given out."""
 
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], unsearched: int):
+        """No stop string begins in the text of the first `unsearched` tokens."""
+        self._decoder, self._filter, self._unsearched = tokenizer.stream(), StopFilter(strings), unsearched
+
+    @property
+    def stopped(self) -> bool:
+        return self._filter.stopped
+
+    def push(self, token: int) -> str:
+        piece = self._decoder.push(token)
+        self._unsearched -= 1
+        return piece if self._unsearched >= 0 else self._filter.push(piece)
+
+    def finish(self) -> str:
+        return self._filter.push(self._decoder.finish()) + self._filter.finish()
+
+
+def _text_steps(steps: TokenStream, texts: list[_RowText]) -> Iterator[NewText]:
     for new in steps:
-        reason = new.finished.get(0, reason)
-        for token in new.tokens.values():
-            tokens.append(token)
-            give(decoder.push(token))
-    give(decoder.finish())
-    return TextCompletion("".join(pieces), tokens, reason)
-
-
-@torch.no_grad()
-def _steps(
-    model: FeedbackModel, state: DecodeState, mode: Mode, max_new_tokens: int, sampler: Sampler, stops: frozenset[int]
-) -> Iterator[NewTokens]:
-    rows_N = torch.arange(state.top_BD.shape[0], device=state.top_BD.device)  # numbers of the rows still in the batch
-    numbers = rows_N.tolist()
-    for made in range(1, max_new_tokens + 1):
-        tokens_N = sampler(F.linear(state.top_BD, model.trunk.head_weight), rows_N, made - 1)
-        chosen = dict(zip(numbers, tokens_N.tolist(), strict=True))
-        stopped = {row for row, token in chosen.items() if token in stops}
-        going = [place for place, row in enumerate(numbers) if row not in stopped]
-        full = made == max_new_tokens
-        yield NewTokens(
-            tokens={row: token for row, token in chosen.items() if row not in stopped},
-            finished={row: "stop" if row in stopped else "length" for row in numbers if full or row in stopped},
-        )
-        if full or not going:
-            return
-        if stopped:
-            kept = torch.tensor(going, device=rows_N.device)
-            state, tokens_N, rows_N = state.select(kept), tokens_N[kept], rows_N[kept]
-            numbers = rows_N.tolist()
-        state = step(model, state, tokens_N, mode)
-
-
-def _check_room(aligned: AlignedPrompts, max_new_tokens: int, context: int) -> None:
-    """Raises ValueError if a row would outgrow the context: its text could not be read again."""
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is at least 1, not {max_new_tokens}")
-    longest = int(aligned.lengths_B.max())
-    if longest + max_new_tokens > context:
-        number = int(aligned.lengths_B.argmax())
-        raise ValueError(
-            f"prompt {number} has {longest} tokens; with max_new_tokens={max_new_tokens} it exceeds the model's context of {context} "
-            f"(room for {context - longest})"
-        )
+        pieces = {row: texts[row].push(token) for row, token in new.tokens.items()}
+        finished = dict(new.finished)
+        for row in new.finished:
+            pieces[row] = pieces.get(row, "") + texts[row].finish()
+        stopped: dict[int, FinishReason] = {row: "stop" for row in pieces if texts[row].stopped}
+        steps.drop(stopped)
+        yield NewText({row: piece for row, piece in pieces.items() if piece}, new.tokens, finished | stopped)

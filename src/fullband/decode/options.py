@@ -1,0 +1,134 @@
+"""What can be asked of generation: the keywords of `stream`, `generate`, `generate_texts` and the others, checked in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypedDict, get_args
+
+from torch import Tensor
+
+from fullband.decode.history import TextSoFar
+from fullband.decode.sampling import SamplingOptions
+
+LogitProcessor = Callable[[Tensor, TextSoFar], Tensor]  # logits [N, V] of the rows still in the batch -> logits [N, V]
+Overflow = Literal["refuse", "slide"]
+
+
+class Event(Protocol):
+    """A threading.Event, or anything like it."""
+
+    def is_set(self) -> bool: ...
+
+
+class Settings(TypedDict, total=False):
+    """The keywords; `GenerateOptions` says what they mean."""
+
+    max_new_tokens: int | None
+    max_length: int | None
+    min_new_tokens: int
+    stop_ids: Collection[int] | None
+    n: int
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    keys: Sequence[int] | None
+    processors: Sequence[LogitProcessor]
+    overflow: Overflow
+    cancelled: Callable[[], bool] | Event | None
+    chunk: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(SamplingOptions):
+    """Sampling, and what else can be asked. A row is one sample of one prompt: sample s of prompt i is row i·n + s.
+
+    max_new_tokens  tokens a row makes at most; None = as many as `max_length` or the context leave room for
+    max_length      tokens a row has at most, prompt included; None = no such limit
+    min_new_tokens  tokens a row makes at least: no stop id before them, and no stop string begins in the text before them
+    stop_ids        end a row; they are not among its tokens
+    n               samples of each prompt, which is read once
+    keys            an integer ≥ 0 for each prompt, on which its draws depend, with the seed and the number of the sample, and on nothing
+                    else; None = the prompts' numbers 0, 1, 2, …. A prompt that keeps its key keeps its text, in any batch and any order
+    processors      functions (logits [N, V], TextSoFar) -> logits [N, V], applied one after the other
+    overflow        what happens to a row that outgrows the context: "refuse" says so before anything is read. "slide" forgets: when a
+                    row has filled the context and a token more is to be read, the last half context of its text, that token included, is
+                    read as a new prompt by the rule of the mode (law 6: plainly in Standard and Soft, in fused passes in Fused), its
+                    positions counted from 0, and the row goes on from there. A prompt longer than the context is cut alike.
+                    Tokens that were forgotten still count for the repetition penalty, unless they were cut from the prompt
+    cancelled       asked before every step (a function, or an event that may be set): True ends every row with what it has
+    chunk           positions of a prompt that are read at a time; None = all. The result does not depend on it
+
+    Raises ValueError for values that mean nothing or contradict each other.
+    """
+
+    max_new_tokens: int | None = None
+    max_length: int | None = None
+    min_new_tokens: int = 0
+    stop_ids: Collection[int] | None = ()
+    n: int = 1
+    keys: Sequence[int] | None = None
+    processors: Sequence[LogitProcessor] = ()
+    overflow: Overflow = "refuse"
+    cancelled: Callable[[], bool] | Event | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is at least 1, not {self.max_new_tokens}")
+        if self.max_length is not None and self.max_length < 2:
+            raise ValueError(f"max_length counts the prompt and at least one new token; it is not {self.max_length}")
+        if self.min_new_tokens < 0:
+            raise ValueError(f"min_new_tokens is at least 0, not {self.min_new_tokens}")
+        if self.n < 1:
+            raise ValueError(f"n, the samples of each prompt, is at least 1, not {self.n}")
+        if self.keys is not None and min(self.keys, default=0) < 0:
+            raise ValueError(f"keys are integers ≥ 0, not {min(self.keys)}")
+        if self.overflow not in get_args(Overflow):
+            raise ValueError(f"unknown overflow '{self.overflow}' (known: {', '.join(get_args(Overflow))})")
+        if self.overflow == "slide" and self.max_new_tokens is None and self.max_length is None:
+            raise ValueError("a text that slides has no end of its own: give max_new_tokens or max_length")
+
+    def is_cancelled(self) -> bool:
+        if self.cancelled is None:
+            return False
+        return self.cancelled() if callable(self.cancelled) else self.cancelled.is_set()
+
+    def row_keys(self, prompts: int) -> list[tuple[int, int]]:
+        """(key of the prompt, number of the sample) of every row. Raises ValueError if there are not as many keys as prompts."""
+        keys = range(prompts) if self.keys is None else self.keys
+        if len(keys) != prompts:
+            raise ValueError(f"{len(keys)} keys for {prompts} prompts; each prompt has its own")
+        return [(key, sample) for key in keys for sample in range(self.n)]
+
+    def stops(self, vocab_size: int) -> list[int]:
+        """The stop ids in order. Raises ValueError if one is outside the vocabulary."""
+        stops = sorted(set(self.stop_ids or ()))
+        for token in stops:
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"stop id {token} is outside 0..{vocab_size - 1}")
+        return stops
+
+    def limits(self, lengths: Sequence[int], context: int) -> list[int]:
+        """The most tokens each prompt, with that many tokens, is continued by. Raises ValueError, naming the prompt, if one has no room."""
+        return [self._limit(number, length, context) for number, length in enumerate(lengths)]
+
+    def _limit(self, number: int, length: int, context: int) -> int:
+        asked = [] if self.max_new_tokens is None else [(self.max_new_tokens, f"max_new_tokens={self.max_new_tokens}")]
+        if self.max_length is not None:
+            asked.append((self.max_length - length, f"max_length={self.max_length}"))
+        limit, reason = min(asked) if asked else (max(1, context - length), "at least one new token")
+        if limit < 1:
+            raise ValueError(f"prompt {number} has {length} tokens; {reason} leaves no room for a new one")
+        if self.overflow == "refuse" and length + limit > context:
+            room = context - length
+            raise ValueError(
+                f"prompt {number} has {length} tokens; with {reason} it exceeds the model's context of {context} (room for {room})"
+            )
+        if self.min_new_tokens > limit:
+            raise ValueError(f"prompt {number} makes at most {limit} tokens, fewer than min_new_tokens={self.min_new_tokens}")
+        return limit

@@ -1,0 +1,94 @@
+"""The rows that are being decoded: one batch, and one more for those that slid over the end of the context together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fullband.decode.modes import Mode, step
+from fullband.decode.prefill import prefill
+from fullband.feedback.passes import FeedbackModel
+from fullband.feedback.state import DecodeState
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows with one decode state; `places_M` are their places among all rows, ascending; every row can still read `room` tokens."""
+
+    state: DecodeState
+    places_M: Tensor
+    room: int
+
+
+class Rows:
+    """Decode states of N rows.
+
+    Rows that fill the context at the same step are read again together and make a batch of their own, so that a row's numbers never
+    depend on when its neighbours slide. Without sliding there is one batch.
+    """
+
+    def __init__(self, model: FeedbackModel, mode: Mode, state: DecodeState, chunk: int | None):
+        self._model, self._mode, self._chunk = model, mode, chunk
+        places = torch.arange(state.top_BD.shape[0], device=state.top_BD.device)
+        self._batches = [_Batch(state, places, self._room(state))]
+
+    @property
+    def top_ND(self) -> Tensor:
+        """Last top state of every row."""
+        if len(self._batches) == 1:
+            return self._batches[0].state.top_BD
+        tops = torch.cat([batch.state.top_BD for batch in self._batches])
+        return torch.empty_like(tops).index_copy_(0, torch.cat([batch.places_M for batch in self._batches]), tops)
+
+    def select(self, kept_N: Tensor) -> None:
+        """Only the rows at the given places, in ascending order, stay."""
+        places = torch.cat([batch.places_M for batch in self._batches])
+        moved = torch.full_like(places, -1)
+        moved[kept_N] = torch.arange(len(kept_N), device=places.device)
+        parts = [_part(batch, moved[batch.places_M] >= 0) for batch in self._batches]
+        self._batches = [replace(part, places_M=moved[part.places_M]) for part in parts if part is not None]
+
+    def read(self, tokens_N: Tensor, texts: Callable[[], Tensor]) -> None:
+        """Each row reads a token. Where rows slide, `texts()` gives all tokens [N, T] so far, this one included, aligned at the end."""
+        reading: list[_Batch] = []
+        slid: list[_Batch] = []
+        for batch in self._batches:
+            if batch.room > 0:
+                reading.append(batch)
+                continue
+            full_M = batch.state.positions_B >= self._model.trunk.context  # none, if the longest row has left since the room was counted
+            if bool(full_M.any()):
+                slid.append(self._read_again(batch.places_M[full_M], texts()))
+            left = _part(batch, ~full_M)
+            if left is not None:
+                reading.append(replace(left, room=self._room(left.state)))
+        self._batches = [self._step(batch, tokens_N) for batch in reading] + slid
+
+    def _step(self, batch: _Batch, tokens_N: Tensor) -> _Batch:
+        tokens_M = tokens_N if len(batch.places_M) == len(tokens_N) else tokens_N[batch.places_M]
+        return replace(batch, state=step(self._model, batch.state, tokens_M, self._mode), room=batch.room - 1)
+
+    def _read_again(self, places_M: Tensor, texts_NT: Tensor) -> _Batch:
+        """The rows at these places, their last half context read as a new prompt."""
+        tokens_MT = texts_NT[places_M, -kept_of(self._model.trunk.context) :]
+        state = prefill(self._model, tokens_MT, self._mode.feedback_passes, self._chunk)
+        return _Batch(state, places_M, self._room(state))
+
+    def _room(self, state: DecodeState) -> int:
+        return self._model.trunk.context - int(state.positions_B.max())
+
+
+def kept_of(context: int) -> int:
+    """The tokens that a text keeps when it slides: half the context."""
+    return max(1, context // 2)
+
+
+def _part(batch: _Batch, chosen_M: Tensor) -> _Batch | None:
+    """The chosen rows (bool [M]) of a batch, None if there are none."""
+    rows = chosen_M.nonzero()[:, 0]
+    if len(rows) == len(chosen_M):
+        return batch
+    return replace(batch, state=batch.state.select(rows), places_M=batch.places_M[rows]) if len(rows) else None

@@ -1,0 +1,216 @@
+"""Generation step by step: read the prompts, choose a token for every row, read it too, and so on. Everything else is built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fullband.config import FeedbackPasses
+from fullband.decode.history import NO_TOKEN, History, TextSoFar
+from fullband.decode.modes import Mode, resolve_mode
+from fullband.decode.options import GenerateOptions, Settings
+from fullband.decode.prefill import prefill_aligned
+from fullband.decode.prompts import AlignedPrompts, TokenLists, align_prompts
+from fullband.decode.rows import Rows, kept_of
+from fullband.decode.sampling import Sampler, penalize_repetition, precise
+from fullband.feedback.passes import FeedbackModel
+from fullband.feedback.state import DecodeState
+
+FinishReason = Literal["stop", "length", "cancelled"]  # a stop id or stop string was made; the row is as long as it may be
+_REASONS: tuple[FinishReason | None, ...] = (None, "length", "stop")
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """One step of generation: the new token of every row that made one, and the rows that finished with it, by row number."""
+
+    tokens: dict[int, int]
+    finished: dict[int, FinishReason]
+
+
+def stream(
+    model: FeedbackModel,
+    prompts: TokenLists | Tensor,
+    mode: str = "soft",
+    feedback_passes: FeedbackPasses | None = None,
+    *,
+    mask: Tensor | None = None,
+    **settings: Unpack[Settings],
+) -> TokenStream:
+    """The new tokens of all rows, one step at a time; rows that finish leave the batch.
+
+    prompts, mask          as in `prefill`
+    mode, feedback_passes  as in `resolve_mode`
+    settings               as in `GenerateOptions`
+
+    The prompts are read at once, the tokens made as they are asked for. Raises ValueError for bad prompts or settings, before anything is
+    read; and at a step whose logits, as the model and the logit processors made them, leave no token to choose.
+    """
+    options = GenerateOptions(**settings)
+    resolved = resolve_mode(mode, feedback_passes)
+    aligned = align_prompts(model.trunk, prompts, mask, cut_to=kept_of(model.trunk.context) if options.overflow == "slide" else None)
+    plan = _Plan(model, options, aligned.lengths_B.tolist())
+    state = prefill_aligned(model, aligned, resolved.feedback_passes, options.chunk)
+    return TokenStream(model, resolved, state, plan, _tokens_of(aligned))
+
+
+def stream_from(
+    model: FeedbackModel,
+    state: DecodeState,
+    mode: str = "soft",
+    feedback_passes: FeedbackPasses | None = None,
+    *,
+    prompts: TokenLists | Tensor | None = None,
+    mask: Tensor | None = None,
+    **settings: Unpack[Settings],
+) -> TokenStream:
+    """`stream` from a state that `prefill` made (with the mode's feedback passes). The state stays valid: it can be continued again,
+    with another seed or mode, in n samples at a time, and each continuation equals that of prompts read anew.
+
+    prompts, mask  what the state has read. Needed where a token looks back at the text: by a repetition penalty and by
+                   overflow="slide"; logit processors see new tokens only without them
+
+    Raises ValueError as `stream`, for prompts that the state cannot have read, and where they are needed and not given.
+    """
+    options = GenerateOptions(**settings)
+    resolved = resolve_mode(mode, feedback_passes)
+    lengths: list[int] = state.positions_B.tolist()
+    plan = _Plan(model, options, lengths)
+    if prompts is None:
+        for needed, name in ((options.repetition_penalty != 1, "repetition_penalty"), (options.overflow == "slide", "overflow='slide'")):
+            if needed:
+                raise ValueError(f"{name} looks back at the text: give the prompts that the state has read")
+        tokens_BT = state.positions_B.new_empty(len(lengths), 0)
+    else:
+        aligned = align_prompts(model.trunk, prompts, mask)
+        if aligned.lengths_B.tolist() != lengths:
+            raise ValueError(f"the state has read {lengths} tokens, the prompts have {aligned.lengths_B.tolist()}")
+        tokens_BT = _tokens_of(aligned)
+    return TokenStream(model, resolved, state.fork(), plan, tokens_BT)
+
+
+class _Plan:
+    """What is settled before anything is read: of every row its key, and the most tokens it makes; the stop ids."""
+
+    def __init__(self, model: FeedbackModel, options: GenerateOptions, lengths: list[int]):
+        self.options = options
+        self.keys = options.row_keys(len(lengths))
+        self.limits = [limit for limit in options.limits(lengths, model.trunk.context) for _ in range(options.n)]
+        self.stops = options.stops(model.trunk.vocab_size)
+
+
+class TokenStream(Iterator[NewTokens]):
+    """Iterates over the steps of generation. A row can be dropped at any time, and so can the whole stream."""
+
+    def __init__(self, model: FeedbackModel, mode: Mode, state: DecodeState, plan: _Plan, tokens_BT: Tensor):
+        """`tokens_BT` is what the state has read, as far as it is known, -1 in padding. Made by `stream` and `stream_from`."""
+        options, device = plan.options, state.top_BD.device
+        self._model, self._options = model, options
+        self._rows = Rows(model, mode, state if options.n == 1 else state.repeat(options.n), options.chunk)
+        self._sampler = Sampler(options, plan.keys, max(plan.limits), device)
+        self._stops_S = torch.tensor(plan.stops, dtype=torch.long, device=device)
+        self._limits_N = torch.tensor(plan.limits, device=device)
+        self._rows_N = torch.arange(len(plan.keys), device=device)
+        self._numbers = self._rows_N.tolist()  # of the rows still in the batch
+        self._history: History | None = None
+        if options.processors or options.repetition_penalty != 1 or options.overflow == "slide":
+            vocab_size = model.trunk.vocab_size if options.repetition_penalty != 1 else None
+            self._history = History(tokens_BT.repeat_interleave(options.n, dim=0), max(plan.limits), vocab_size)
+        self._made = 0
+        self._unread_N: Tensor | None = None  # the tokens of the last step, which nothing has read yet
+        self._leaving: set[int] = set()
+
+    def __next__(self) -> NewTokens:
+        with torch.no_grad():
+            return self._next()
+
+    def drop(self, rows: Iterable[int]) -> None:
+        """These rows leave the batch before the next step, and are not heard of again."""
+        self._leaving.update(rows)
+
+    def close(self) -> None:
+        """All rows leave, now."""
+        self.drop(self._numbers)
+        self._let_go()
+
+    @property
+    def rows(self) -> int:
+        """Rows still in the batch."""
+        return len(self._numbers) - len(self._leaving.intersection(self._numbers))
+
+    def _next(self) -> NewTokens:
+        self._let_go()
+        if not self._numbers:
+            raise StopIteration
+        if self._options.is_cancelled():
+            self.drop(self._numbers)
+            return NewTokens({}, dict.fromkeys(self._numbers, "cancelled"))
+        if self._unread_N is not None:
+            self._rows.read(self._unread_N, self._texts)
+            self._unread_N = None
+        tokens_N = self._sampler(self._logits(), self._rows_N, self._made)
+        self._made += 1
+        ended_N = torch.isin(tokens_N, self._stops_S) * 2
+        ended_N = torch.maximum(ended_N, (self._limits_N <= self._made).long())
+        tokens, ended = torch.stack([tokens_N, ended_N]).tolist()  # the one look at the device
+        chosen = dict(zip(self._numbers, tokens, strict=True))
+        if min(tokens) < 0:
+            row = self._numbers[tokens.index(min(tokens))]
+            self.close()
+            raise ValueError(f"row {row} has no token to choose: its logits are all -inf, or some are not numbers")
+        self._unread_N = tokens_N
+        if self._history is not None:
+            self._history.append(tokens_N)
+        if not any(ended):
+            return NewTokens(chosen, {})
+        finished = {row: reason for row, code in zip(self._numbers, ended, strict=True) if (reason := _REASONS[code]) is not None}
+        self.drop(finished)
+        return NewTokens({row: token for row, token in chosen.items() if finished.get(row) != "stop"}, finished)
+
+    def _logits(self) -> Tensor:
+        """Logits [N, V] of the next token, as the penalty, the minimum length and the processors leave them."""
+        logits_NV = F.linear(self._rows.top_ND, self._model.trunk.head_weight)
+        options, history = self._options, self._history
+        if history is not None and history.seen_NV is not None:
+            logits_NV = penalize_repetition(precise(logits_NV), history.seen_NV, options.repetition_penalty)
+        if self._made < options.min_new_tokens and len(self._stops_S):
+            logits_NV = logits_NV.index_fill(1, self._stops_S, -torch.inf)
+        if options.processors:
+            so_far = TextSoFar(self._rows_N, self._texts(), self._made)
+            for processor in options.processors:
+                processed_NV = processor(logits_NV, so_far)
+                if processed_NV.shape != logits_NV.shape:
+                    raise ValueError(f"a logit processor made {list(processed_NV.shape)} of logits {list(logits_NV.shape)}")
+                logits_NV = processed_NV
+        return logits_NV
+
+    def _texts(self) -> Tensor:
+        assert self._history is not None
+        return self._history.tokens_NT
+
+    def _let_go(self) -> None:
+        """Rows that leave are taken out of everything that has rows."""
+        if not self._leaving.intersection(self._numbers):
+            return
+        kept = [place for place, row in enumerate(self._numbers) if row not in self._leaving]
+        self._leaving.clear()
+        self._numbers = [self._numbers[place] for place in kept]
+        if not kept:
+            del self._rows, self._history, self._unread_N  # nothing is kept alive by an iterator that has ended
+            return
+        kept_N = torch.tensor(kept, device=self._rows_N.device)
+        self._rows.select(kept_N)
+        self._rows_N, self._limits_N = self._rows_N[kept_N], self._limits_N[kept_N]
+        self._unread_N = None if self._unread_N is None else self._unread_N[kept_N]
+        if self._history is not None:
+            self._history.select(kept_N)
+
+
+def _tokens_of(aligned: AlignedPrompts) -> Tensor:
+    """Tokens [B, T], -1 in padding."""
+    return aligned.tokens_BT if aligned.documents_BT is None else aligned.tokens_BT.where(aligned.documents_BT >= 0, NO_TOKEN)
