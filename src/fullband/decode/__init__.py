@@ -1,5 +1,6 @@
 """Decoding: read prompts (`prefill`), choose a token (`Sampler`), read it too (`step`), and so on (`stream`, `generate`)."""
 
+from fullband.decode.ahead import Rebuilt, rebuild_cache, score
 from fullband.decode.generate import (
     Completion,
     NewText,
@@ -13,9 +14,10 @@ from fullband.decode.generate import (
 from fullband.decode.history import TextSoFar
 from fullband.decode.modes import Mode, ModeName, resolve_mode, step
 from fullband.decode.options import GenerateOptions, LogitProcessor, Settings
-from fullband.decode.prefill import prefill, prefill_with_states
+from fullband.decode.prefill import prefill, prefill_converged, prefill_with_states
 from fullband.decode.prefix import Prefix, prefill_after, read_prefix
 from fullband.decode.sampling import Sampler, SamplingOptions
+from fullband.decode.speculate import Speculation, SpeculationReport
 from fullband.decode.steps import FinishReason, NewTokens, TokenStream, stream, stream_from
 
 __all__ = [
@@ -28,9 +30,12 @@ __all__ = [
     "NewText",
     "NewTokens",
     "Prefix",
+    "Rebuilt",
     "Sampler",
     "SamplingOptions",
     "Settings",
+    "Speculation",
+    "SpeculationReport",
     "TextCompletion",
     "TextSoFar",
     "TokenStream",
@@ -40,9 +45,12 @@ __all__ = [
     "generate_texts",
     "prefill",
     "prefill_after",
+    "prefill_converged",
     "prefill_with_states",
     "read_prefix",
+    "rebuild_cache",
     "resolve_mode",
+    "score",
     "step",
     "stream",
     "stream_from",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fullband.decode.history import TextSoFar
 from fullband.decode.sampling import SamplingOptions
+from fullband.decode.speculate import Speculation
 
 LogitProcessor = Callable[[Tensor, TextSoFar], Tensor]  # logits [N, V] of the rows still in the batch -> logits [N, V]
 Overflow = Literal["refuse", "slide"]
@@ -40,6 +41,7 @@ class Settings(TypedDict, total=False):
     overflow: Overflow
     cancelled: Callable[[], bool] | Event | None
     chunk: int | None
+    speculation: Speculation | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,8 @@ class GenerateOptions(SamplingOptions):
                     Tokens that were forgotten still count for the repetition penalty, unless they were cut from the prompt
     cancelled       asked before every step (a function, or an event that may be set): True ends every row with what it has
     chunk           positions of a prompt that are read at a time; None = all. The result does not depend on it
+    speculation     draft by looking back and check drafts in parallel passes (`Speculation`); rows are then read one by one.
+                    None = a step a token
 
     Raises ValueError for values that mean nothing or contradict each other.
     """
@@ -75,6 +79,7 @@ class GenerateOptions(SamplingOptions):
     overflow: Overflow = "refuse"
     cancelled: Callable[[], bool] | Event | None = None
     chunk: int | None = None
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -141,15 +141,15 @@ def _read_chunks(
         positions_BT, documents_BT = _part(aligned.positions_BT, here), _part(aligned.documents_BT, here)
         embeddings_BTD = model.trunk.embed(aligned.tokens_BT[:, here])
         if exact:
-            lane, states_BTD = _exact_step(model, lanes[0], embeddings_BTD, positions_BT, documents_BT, keep)
+            lane, states_BTD = exact_step(model, lanes[0], embeddings_BTD, positions_BT, documents_BT, keep)
             lanes = [lane]
         else:
             more = start + size < length
-            lanes, states_BTD = _passes(model, lanes, embeddings_BTD, positions_BT, documents_BT, keep, more)
+            lanes, states_BTD = chunk_passes(model, lanes, embeddings_BTD, positions_BT, documents_BT, keep, more)
         yield lanes[-1], states_BTD
 
 
-def _passes(
+def chunk_passes(
     model: FeedbackModel,
     lanes: list[Lane],
     embeddings_BTD: Tensor,
@@ -178,7 +178,7 @@ def _passes(
     return after, states_BTD
 
 
-def _exact_step(
+def exact_step(
     model: FeedbackModel, lane: Lane, embedding_B1D: Tensor, positions_B1: Tensor | None, documents_B1: Tensor | None, keep: CacheKeep
 ) -> tuple[Lane, Tensor]:
     """One position of the sequential recurrence: the lane feeds itself."""

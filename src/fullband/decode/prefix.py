@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullband.config import FeedbackPasses
-from fullband.decode.prefill import CacheKeep, Lane, _exact_step, _passes
+from fullband.decode.prefill import CacheKeep, Lane, chunk_passes, exact_step
 from fullband.decode.prompts import AlignedPrompts, TokenLists, align_prompts
 from fullband.feedback.passes import FeedbackModel, check_feedback_passes
 from fullband.feedback.state import DecodeState
@@ -89,10 +89,10 @@ def _read(model: FeedbackModel, aligned: AlignedPrompts, lanes: list[Lane], exac
         documents_BT = None if aligned.documents_BT is None else aligned.documents_BT[:, part]
         embeddings_BTD = model.trunk.embed(aligned.tokens_BT[:, part])
         if exact:
-            lane, states_BTD = _exact_step(model, lanes[0], embeddings_BTD, positions_BT, documents_BT, "all")
+            lane, states_BTD = exact_step(model, lanes[0], embeddings_BTD, positions_BT, documents_BT, "all")
             lanes = [lane]
         else:
-            lanes, states_BTD = _passes(model, lanes, embeddings_BTD, positions_BT, documents_BT, "all", more=True)
+            lanes, states_BTD = chunk_passes(model, lanes, embeddings_BTD, positions_BT, documents_BT, "all", more=True)
         states.append(states_BTD)
     return lanes, torch.cat(states, dim=1)
 

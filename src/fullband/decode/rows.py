@@ -10,17 +10,22 @@ from torch import Tensor
 
 from fullband.decode.modes import Mode, step
 from fullband.decode.prefill import prefill
+from fullband.decode.speculate import LookAhead, Speculation, SpeculationReport
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows with one decode state; `places_M` are their places among all rows, ascending; every row can still read `room` tokens."""
+    """Rows with one decode state; `places_M` are their places among all rows, ascending; every row can still read `room` tokens.
+
+    With self-speculation every row is a batch of its own, and `ahead` reads for it.
+    """
 
     state: DecodeState
     places_M: Tensor
     room: int
+    ahead: LookAhead | None = None
 
 
 class Rows:
@@ -30,10 +35,22 @@ class Rows:
     depend on when its neighbours slide. Without sliding there is one batch.
     """
 
-    def __init__(self, model: FeedbackModel, mode: Mode, state: DecodeState, chunk: int | None):
-        self._model, self._mode, self._chunk = model, mode, chunk
+    def __init__(
+        self,
+        model: FeedbackModel,
+        mode: Mode,
+        state: DecodeState,
+        chunk: int | None,
+        speculation: Speculation | None = None,
+        texts_NT: Tensor | None = None,
+    ):
+        """`texts_NT` is what the rows have read, as far as it is known, -1 in padding: where speculation looks for its drafts."""
+        self._model, self._mode, self._chunk, self._speculation = model, mode, chunk, speculation
+        self.speculation_report = SpeculationReport()
         places = torch.arange(state.top_BD.shape[0], device=state.top_BD.device)
         self._batches = [_Batch(state, places, self._room(state))]
+        if speculation is not None:
+            self._batches = self._apart(self._batches[0], torch.full((len(places), 0), -1) if texts_NT is None else texts_NT)
 
     @property
     def top_ND(self) -> Tensor:
@@ -61,14 +78,28 @@ class Rows:
                 continue
             full_M = batch.state.positions_B >= self._model.trunk.context  # none, if the longest row has left since the room was counted
             if bool(full_M.any()):
-                slid.append(self._read_again(batch.places_M[full_M], texts()))
+                again = self._read_again(batch.places_M[full_M], texts())
+                slid += [again] if self._speculation is None else self._apart(again, texts()[again.places_M])
             left = _part(batch, ~full_M)
             if left is not None:
                 reading.append(replace(left, room=self._room(left.state)))
         self._batches = [self._step(batch, tokens_N) for batch in reading] + slid
 
+    def _apart(self, batch: _Batch, texts_MT: Tensor) -> list[_Batch]:
+        """Each row by itself, with its own look-ahead."""
+        assert self._speculation is not None
+        apart = []
+        for row, text in enumerate(texts_MT.tolist()):
+            one = torch.tensor([row], device=batch.places_M.device)
+            known = [token for token in text if token >= 0]
+            ahead = LookAhead(self._model, self._mode, self._speculation, known, self.speculation_report)
+            apart.append(_Batch(batch.state.select(one), batch.places_M[one], batch.room, ahead))
+        return apart
+
     def _step(self, batch: _Batch, tokens_N: Tensor) -> _Batch:
         tokens_M = tokens_N if len(batch.places_M) == len(tokens_N) else tokens_N[batch.places_M]
+        if batch.ahead is not None:
+            return replace(batch, state=batch.ahead.read(batch.state, int(tokens_M)), room=batch.room - 1)
         return replace(batch, state=step(self._model, batch.state, tokens_M, self._mode), room=batch.room - 1)
 
     def _read_again(self, places_M: Tensor, texts_NT: Tensor) -> _Batch:

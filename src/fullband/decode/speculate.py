@@ -1,26 +1,23 @@
 """Self-speculation: draft by looking back, check the draft with a few parallel passes, keep what the states confirm.
 
 In plain decoding a token waits for the state before it. But a text that repeats itself can be guessed: where the last tokens stood
-before, the tokens that followed them then are the draft. The model reads it ahead (`read_ahead`), and a drafted token is kept while
-it is what the model itself would have chosen from a state that is exact, or that moved less than the tolerance in the last pass.
+before, the tokens that followed them then are the draft. The model reads it ahead (`read_ahead`); where the next token turns out to be
+the drafted one, its state is there already, if it is exact or moved less than the tolerance in the last pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from fullband.decode.ahead import Ahead, read_ahead
 from fullband.decode.modes import Mode
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
-
-Choose = Callable[[Tensor, int], list[int]]  # (logits [n, V], number of the first of these tokens) -> the token of each row
 
 
 class PromptLookup:
@@ -51,18 +48,19 @@ class PromptLookup:
 
 @dataclass
 class SpeculationReport:
-    """What speculation did. `accepted[n]` counts the checks that kept n drafted tokens; their mean is the acceptance length."""
+    """What speculation did: `checks` of drafts, `steps` without one, the passes and positions both took, tokens `drafted` and `kept`."""
 
     checks: int = 0
-    steps: int = 0  # tokens read without a draft
+    steps: int = 0
     passes: int = 0
+    positions: int = 0
     drafted: int = 0
-    accepted: dict[int, int] = field(default_factory=dict)
+    kept: int = 0
 
     @property
     def acceptance_length(self) -> float:
-        """Drafted tokens kept by a check, on average."""
-        return sum(n * count for n, count in self.accepted.items()) / max(1, self.checks)
+        """Drafted tokens that a check spared a step, on average."""
+        return self.kept / max(1, self.checks)
 
 
 @dataclass(frozen=True)
@@ -78,71 +76,59 @@ class Speculation:
             raise ValueError(f"speculation takes a draft and passes of at least 1 and a tolerance of at least 0, not {self}")
 
 
-@torch.no_grad()
-def speculate(
-    model: FeedbackModel,
-    state: DecodeState,
-    prompt: Sequence[int],
-    mode: Mode,
-    choose: Choose,
-    settings: Speculation,
-    report: SpeculationReport,
-) -> Iterator[tuple[int, DecodeState]]:
-    """(token, a state from which it was chosen or later) behind `state`, without end, for one row.
+class LookAhead:
+    """Reads the tokens of one row, and with each the draft behind it: tokens that come as drafted are then read already.
 
-    The tokens are those that stepping would have chosen: exactly in standard mode and where states are exact, to `settings.tolerance`
-    elsewhere. `choose` must depend on its arguments alone. Raises ValueError for more than one row.
+    `read` gives the states that stepping would give: exactly in standard mode and where states are exact, to `settings.tolerance`
+    elsewhere. Whoever chooses the tokens, greedily or by sampling, does not notice the drafts.
     """
-    if state.top_BD.shape[0] != 1:
-        raise ValueError(f"self-speculation decodes one row at a time, not {state.top_BD.shape[0]}")
-    lookup = PromptLookup(prompt)
-    count = 0
-    token = choose(F.linear(state.top_BD, model.trunk.head_weight), count)[0]
-    while True:
-        yield token, state
-        lookup.append(token)
-        count += 1
-        draft = lookup.draft(min(settings.draft_length, model.trunk.context - len(lookup.tokens)))
-        block = torch.tensor([[token, *draft]], device=state.top_BD.device)
-        kept, choices, ahead = _check(model, state, block, draft, mode, choose, count, settings, report)
-        cache = ahead.cache.rollback(state.cache.length + kept + 1).trim()
-        state = DecodeState(cache, ahead.states_BSD[:, kept], state.positions_B + kept + 1, state.documents_B)
-        for token in choices[:kept]:
-            yield token, state
-            lookup.append(token)
-            count += 1
-        token = choices[kept]
 
+    def __init__(self, model: FeedbackModel, mode: Mode, settings: Speculation, text: Sequence[int], report: SpeculationReport):
+        """`text` is what the row has read so far, as far as it is known; `report` is kept up to date."""
+        self._model, self._mode, self._settings, self.report = model, mode, settings, report
+        self._lookup = PromptLookup(text)
+        self._ahead: Ahead | None = None
+        self._start = 0  # slots before the block that was read ahead
+        self._block: list[int] = []
+        self._confirmed = 0  # tokens of the block whose states hold
+        self._read = 0  # tokens of the block that the row has really read
 
-def _check(
-    model: FeedbackModel,
-    state: DecodeState,
-    block_1S: Tensor,
-    draft: list[int],
-    mode: Mode,
-    choose: Choose,
-    count: int,
-    settings: Speculation,
-    report: SpeculationReport,
-) -> tuple[int, list[int], Ahead]:
-    """(drafted tokens kept, the model's own choice behind each read token, the states): passes until the verdict cannot change.
+    @torch.no_grad()
+    def read(self, state: DecodeState, token: int) -> DecodeState:
+        """The state behind `token`; `state` is the one that `read` returned last, or any other at first.
 
-    Token 0 of the block is chosen already; its state is exact after one pass. The draft's token i is kept if the model chooses it behind
-    token i of the block, whose state must be confirmed.
-    """
-    for number, ahead in enumerate(read_ahead(model, state, block_1S, mode), start=1):
-        choices = choose(F.linear(ahead.states_BSD[0], model.trunk.head_weight), count)
-        agreed = next((i for i, token in enumerate(draft) if choices[i] != token), len(draft))
-        settled = (ahead.change_BS[0] <= settings.tolerance).tolist()
-        confirmed = next((i for i, ok in enumerate(settled) if not ok), len(settled))  # states 0 … confirmed - 1 hold
-        if confirmed > agreed or number == settings.max_passes:
-            break
-    kept = min(agreed, confirmed - 1)
-    report.passes += number
-    if draft:
-        report.checks += 1
-        report.drafted += len(draft)
-        report.accepted[kept] = report.accepted.get(kept, 0) + 1
-    else:
-        report.steps += 1
-    return kept, choices, ahead
+        Raises ValueError for more than one row.
+        """
+        if state.top_BD.shape[0] != 1:
+            raise ValueError(f"self-speculation decodes one row at a time, not {state.top_BD.shape[0]}")
+        self._lookup.append(token)
+        if self._ahead is None or self._read == self._confirmed or self._block[self._read] != token:
+            self._look(state, token)
+        self._read += 1
+        if self._read > 1:
+            self.report.kept += 1
+        assert self._ahead is not None
+        cache = self._ahead.cache.crop(self._start + self._read)
+        return DecodeState(cache, self._ahead.states_BSD[:, self._read - 1], state.positions_B + 1, state.documents_B)
+
+    def _look(self, state: DecodeState, token: int) -> None:
+        """Read the token and a draft, in passes until what the model says of the draft cannot change, or as many as are allowed."""
+        self._start, self._read = state.cache.length, 0
+        cache = state.cache.trim() if self._ahead is None else self._ahead.cache.rollback(self._start).trim()
+        room = self._model.trunk.context - int(state.positions_B) - 1
+        self._block = [token, *self._lookup.draft(min(self._settings.draft_length, room))]
+        block_1S = torch.tensor([self._block], device=state.top_BD.device)
+        passes = 0
+        for ahead in read_ahead(self._model, replace(state, cache=cache), block_1S, self._mode):
+            passes += 1
+            settled = (ahead.change_BS[0] <= self._settings.tolerance).tolist()
+            self._ahead, self._confirmed = ahead, next((i for i, ok in enumerate(settled) if not ok), len(settled))
+            likeliest = F.linear(ahead.states_BSD[0], self._model.trunk.head_weight).argmax(dim=-1).tolist()
+            agreed = next((i for i, drafted in enumerate(self._block[1:]) if likeliest[i] != drafted), len(self._block) - 1)
+            if self._confirmed > agreed or passes == self._settings.max_passes:
+                break
+        self.report.passes += passes
+        self.report.positions += passes * len(self._block)
+        self.report.checks += len(self._block) > 1
+        self.report.steps += len(self._block) == 1
+        self.report.drafted += len(self._block) - 1

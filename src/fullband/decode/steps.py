@@ -111,7 +111,10 @@ class TokenStream(Iterator[NewTokens]):
         """`tokens_BT` is what the state has read, as far as it is known, -1 in padding. Made by `stream` and `stream_from`."""
         options, device = plan.options, state.top_BD.device
         self._model, self._options = model, options
-        self._rows = Rows(model, mode, state if options.n == 1 else state.repeat(options.n), options.chunk)
+        texts_NT = tokens_BT.repeat_interleave(options.n, dim=0)
+        repeated = state if options.n == 1 else state.repeat(options.n)
+        self._rows = Rows(model, mode, repeated, options.chunk, options.speculation, texts_NT)
+        self.speculation_report = self._rows.speculation_report
         self._sampler = Sampler(options, plan.keys, max(plan.limits), device)
         self._stops_S = torch.tensor(plan.stops, dtype=torch.long, device=device)
         self._limits_N = torch.tensor(plan.limits, device=device)
@@ -120,7 +123,7 @@ class TokenStream(Iterator[NewTokens]):
         self._history: History | None = None
         if options.processors or options.repetition_penalty != 1 or options.overflow == "slide":
             vocab_size = model.trunk.vocab_size if options.repetition_penalty != 1 else None
-            self._history = History(tokens_BT.repeat_interleave(options.n, dim=0), max(plan.limits), vocab_size)
+            self._history = History(texts_NT, max(plan.limits), vocab_size)
         self._made = 0
         self._unread_N: Tensor | None = None  # the tokens of the last step, which nothing has read yet
         self._leaving: set[int] = set()
