@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fullband.config import FeedbackConfig, FusionName, Phase, TrunkConfig
 
 FUSION_MATRICES: dict[str, int] = {"gated": 2, "concat": 2, "add": 1, "residual": 2}  # of width x width
-CHUNK_LOGITS = 2**22  # logits the training head holds at once (feedback.loss, whose number a test compares)
+CHUNK_LOGITS = 2**24  # logits the training head holds at once (feedback.loss, whose number a test compares)
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 
 

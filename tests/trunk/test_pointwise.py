@@ -39,17 +39,35 @@ def test_norm_scales_tiny_and_zero_inputs_by_eps():
     agree(module(x), rms_norm_reference(x, module.weight, EPS), (x, module.weight))
 
 
+def tables(angles):
+    return torch.cat([angles.cos(), angles.cos()], dim=-1), torch.cat([-angles.sin(), angles.sin()], dim=-1)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_rotation_equals_its_formula(batch):
     x = double(2, 5, 3, 8)
-    angles = double(batch, 1, 5, 4).detach()
-    agree(rotate(x.transpose(1, 2), angles.cos(), angles.sin()), rotate_reference(x.transpose(1, 2), angles.cos(), angles.sin()), (x,))
+    turn = tables(double(batch, 1, 5, 4).detach())
+    agree(rotate(x.transpose(1, 2), *turn), rotate_reference(x.transpose(1, 2), *turn), (x,))
+
+
+def test_rotation_turns_pairs_of_coordinates():
+    x, angles = double(1, 1, 5, 8).detach(), double(1, 1, 5, 4).detach()
+    pairs = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
+    turned = torch.cat([pairs.real, pairs.imag], dim=-1)
+    torch.testing.assert_close(rotate(x, *tables(angles)), turned, rtol=0, atol=1e-12)
+
+
+def test_without_gradients_the_same_comes_out():
+    x, turn, module = double(2, 5, 3, 8), tables(double(2, 1, 3, 4).detach()), norm()
+    with torch.no_grad():
+        fast = rotate(x, *turn), module(x[..., :6])
+    torch.testing.assert_close(fast, (rotate(x, *turn), module(x[..., :6])), rtol=0, atol=1e-12)
 
 
 def test_gradients_can_be_differentiated():
-    angles = torch.linspace(0, 3, 12, dtype=torch.float64).view(1, 1, 3, 4)
+    turn = tables(torch.linspace(0, 3, 12, dtype=torch.float64).view(1, 1, 3, 4))
     assert torch.autograd.gradgradcheck(norm(), (double(2, 3, 6),))
-    assert torch.autograd.gradgradcheck(lambda x: rotate(x, angles.cos(), angles.sin()), (double(2, 2, 3, 8),))
+    assert torch.autograd.gradgradcheck(lambda x: rotate(x, *turn), (double(2, 2, 3, 8),))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -107,19 +107,26 @@ def attend(query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, plan: Plan)
     if query_BHTd.shape[2] == 1:  # decoding: the queries that share a key head become its rows, no key is repeated
         tile = plan.tiles[0]
         grouped = query_BHTd.view(query_BHTd.shape[0], key_BGSd.shape[1], -1, query_BHTd.shape[3])
-        keys, values = key_BGSd[:, :, tile.first : tile.last], value_BGSd[:, :, tile.first : tile.last]
+        keys, values = _slots(key_BGSd, tile), _slots(value_BGSd, tile)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=tile.mask).view_as(query_BHTd)
+    # Split rather than sliced: the gradient is then one concatenation, not a zero-filled tensor of full size for every tile.
+    queries = query_BHTd.split([t.stop - t.start for t in plan.tiles], dim=2)
     parts = [
         F.scaled_dot_product_attention(
-            query_BHTd[:, :, t.start : t.stop],
-            key_BGSd[:, :, t.first : t.last],
-            value_BGSd[:, :, t.first : t.last],
+            query,
+            _slots(key_BGSd, t),
+            _slots(value_BGSd, t),
             attn_mask=t.mask,
             enable_gqa=query_BHTd.shape[1] != key_BGSd.shape[1],
         )
-        for t in plan.tiles
+        for query, t in zip(queries, plan.tiles, strict=True)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _slots(x_BGSd: Tensor, tile: Tile) -> Tensor:
+    """The keys or values that a tile reads."""
+    return x_BGSd if (tile.first, tile.last) == (0, x_BGSd.shape[2]) else x_BGSd[:, :, tile.first : tile.last]
 
 
 _compiled_flex: Any = None

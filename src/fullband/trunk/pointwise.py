@@ -1,4 +1,4 @@
-"""RMSNorm and rotary positions with hand-written gradients for the CPU.
+"""RMSNorm and rotary positions with hand-written gradients for the CPU, and in as few kernels as can be: decoding is made of small ones.
 
 PyTorch has no fused kernel for either there: autograd's own way is a dozen passes over memory per norm. Everywhere else (GPU, low
 precision, torch.compile, which fuse by themselves) the plain formula runs. `*_reference` are those formulas; `python -m benchmarks.train`
@@ -7,6 +7,7 @@ shows what this buys.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 class RMSNorm(nn.RMSNorm):
     """x / rms(x) · (weight · scale) over the last dimension. A branch's depth scaling is `scale`: one pass over the branch less."""
 
+    eps: float
+
     def __init__(self, size: int, eps: float, scale: float = 1.0):
         super().__init__(size, eps=eps)
         self.scale = scale
@@ -25,6 +28,8 @@ class RMSNorm(nn.RMSNorm):
         weight = self.weight if self.scale == 1.0 else self.weight * self.scale
         if not _hand_written(x) or x.dtype != weight.dtype:
             return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        if not torch.is_grad_enabled():
+            return (x * _inverse_rms(x, self.eps)).mul_(weight)
         return _RMSNorm.apply(x, weight, self.eps)
 
 
@@ -32,11 +37,20 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(_scalar(eps, x.dtype), length, length, value=1 / x.shape[-1]).rsqrt_()
+
+
+@cache
+def _scalar(value: float, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(value, dtype=dtype)
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        size = x.shape[-1]
-        inverse_rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(size).add_(eps).rsqrt_()
+        inverse_rms = _inverse_rms(x, eps)
         ctx.save_for_backward(x, weight, inverse_rms)
         ctx.eps = eps
         return (x * inverse_rms).mul_(weight)
@@ -64,24 +78,29 @@ def _rms_norm_gradients(x: Tensor, weight: Tensor, eps: float, gradient: Tensor)
 
 
 def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the two halves (a, b) of every head by the position's angles: (a cos - b sin, b cos + a sin). `cos`, `sin` [B, 1, T, d / 2]."""
-    return _Rotation.apply(x_BHTd, cos, sin) if _hand_written(x_BHTd) else rotate_reference(x_BHTd, cos, sin)
+    """Turns the two halves (a, b) of every head by the position's angles: (a cos - b sin, b cos + a sin).
+
+    `cos`, `sin` [B, 1, T, d] hold the angles twice, once for each half, and sin its sign: (-sin, sin).
+    """
+    if not _hand_written(x_BHTd):
+        return rotate_reference(x_BHTd, cos, sin)
+    if not torch.is_grad_enabled():
+        return (x_BHTd * cos).addcmul_(x_BHTd.roll(x_BHTd.shape[-1] // 2, dims=-1), sin)
+    return _Rotation.apply(x_BHTd, cos, sin)
 
 
-def rotate_reference(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x_BHTd.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([b, a], dim=-1) * sin
 
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        turned = x * torch.cat([cos, cos], dim=-1)
-        a, b = x.chunk(2, dim=-1)
-        turned_a, turned_b = turned.chunk(2, dim=-1)
-        turned_a.addcmul_(b, sin, value=-1)
-        turned_b.addcmul_(a, sin)
+        turned = x * cos
+        for half, other, sine in zip(turned.chunk(2, dim=-1), reversed(x.chunk(2, dim=-1)), sin.chunk(2, dim=-1), strict=True):
+            half.addcmul_(other, sine)  # by halves: over many positions a rolled copy of x would cost a pass over memory
         return turned
 
     @staticmethod
