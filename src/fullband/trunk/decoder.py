@@ -22,14 +22,16 @@ from fullband.trunk.attention import Plan, attend, make_plan
 from fullband.trunk.cache import Cache, Slots, extend_documents
 from fullband.trunk.pointwise import RMSNorm, rotate
 from fullband.trunk.protocol import Keep
+from fullband.trunk.static_cache import StaticCache
 
 
 def rotary(positions_BT: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [B, 1, T, head_dim / 2] of RoPE. Angles are computed in at least float32."""
+    """RoPE's tables [B, 1, T, head_dim], as `rotate` takes them. Angles are computed in at least float32."""
     precise = torch.promote_types(dtype, torch.float32)
     frequencies = base ** (-torch.arange(0, head_dim, 2, device=positions_BT.device, dtype=precise) / head_dim)
     angles = positions_BT[:, None, :, None].to(precise) * frequencies
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 class Query(NamedTuple):
@@ -66,7 +68,8 @@ class Attention(nn.Module):
 
     def read(self, query: Query, keys_values: Tensor, plan: Plan) -> Tensor:
         """Attention output [B, T, D] over all keys and values [2, B, KV heads, S, head dim]."""
-        attended = attend(query.vectors, keys_values[0], keys_values[1], plan) * query.opened
+        keys, values = keys_values.unbind()
+        attended = attend(query.vectors, keys, values, plan) * query.opened
         batch, _, length, _ = attended.shape
         return self.output(attended.transpose(1, 2).reshape(batch, length, -1))
 
@@ -147,9 +150,11 @@ class Decoder(nn.Module):
         inputs_BTD: Tensor,
         positions_BT: Tensor | None = None,
         documents_BT: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | StaticCache | None = None,
         keep: Keep = "none",
-    ) -> tuple[Tensor, Cache | None]:
+    ) -> tuple[Tensor, Cache | StaticCache | None]:
+        if isinstance(cache, StaticCache):
+            return self._read_in_place(inputs_BTD, positions_BT, cache), cache
         batch, length, _ = inputs_BTD.shape
         device = inputs_BTD.device
         past_length = cache.length if cache else 0
@@ -171,6 +176,22 @@ class Decoder(nn.Module):
                 kept.append(extended if keep == "all" or window is None else extended.last(window - 1))
         states = self.final_norm(x)
         return states, None if keep == "none" else Cache(tuple(kept), self.windows, past_length + length, documents)
+
+    def _read_in_place(self, x_B1D: Tensor, positions_B1: Tensor | None, cache: StaticCache) -> Tensor:
+        """Top states [B, 1, D] of one token a row, whose keys and values are written into the cache. Nothing here depends on its length
+        but values on the device. Positions [B, 1] say where rows begin; None = in the first slot."""
+        if x_B1D.shape[1] != 1:
+            raise ValueError(f"a static cache takes one token a row at a time, not {x_B1D.shape[1]}")
+        positions_B1 = cache.filled.view(1, 1) if positions_B1 is None else positions_B1
+        dtype = _compute_dtype(x_B1D)
+        cos, sin = rotary(positions_B1, self.config.head_size, self.config.rope_base, dtype)
+        x = x_B1D
+        block: Any
+        for layer, (block, plan) in enumerate(zip(self.blocks, cache.plans(positions_B1, dtype), strict=True)):
+            query, new = block.project(x, cos, sin)
+            x = block.finish(x, query, cache.write(layer, new), plan)
+        cache.advance()
+        return self.final_norm(x)
 
     def _run(
         self, block: Any, x: Tensor, cos: Tensor, sin: Tensor, past: Slots | None, keys: int, plan: Plan, keep: Keep
