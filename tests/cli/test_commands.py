@@ -109,7 +109,8 @@ def test_generate_as_json(text_run: Trained, mode: str, passes: list[str], read:
     options = [option for value in passes for option in ("--feedback-passes", value)]
     result = fullband("generate", text_run.folder, "the quick", "--mode", mode, *options, "--max-new-tokens", "5", "--json").json
     assert (result["mode"], result["feedback_passes"], result["prompt_tokens"]) == (mode, read, 9)
-    assert len(result["tokens"]) == 5 or result["finish_reason"] == "stop"
+    (completion,) = result["completions"]
+    assert len(completion["tokens"]) == 5 or completion["finish_reason"] == "stop"
 
 
 def test_generate_samples_by_its_seed(text_run: Trained) -> None:
@@ -119,7 +120,7 @@ def test_generate_samples_by_its_seed(text_run: Trained) -> None:
 
 def test_generate_fills_the_context_by_default(task_run: Trained) -> None:
     result = fullband("generate", task_run.folder, "1 2 3", "--json").json
-    assert len(result["tokens"]) == 48 - 3
+    assert len(result["completions"][0]["tokens"]) == 48 - 3
 
 
 def test_evaluate_loss_of_a_runs_own_data(task_run: Trained) -> None:

@@ -27,7 +27,9 @@ def evaluate_loss(
     model: ModelFolder,
     text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="txt, jsonl or parquet files, or a glob; may be repeated.")] = None,
     recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="The held-out documents of this recipe's data.")] = None,
-    feedback_passes: Annotated[str, typer.Option(metavar="N,N,exact", help="0 = plain reading, exact = position by position.")] = "0,1,2",
+    feedback_passes: Annotated[
+        str, typer.Option(metavar="N,exact,…", help="0 = plain reading, exact = position by position, converged.")
+    ] = "0,1,2",
     documents: Annotated[int, typer.Option(min=1, help="Documents to read, at most.")] = 32,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens read at a time: lower it where memory is short.")] = 8192,
     device: Device = "auto",

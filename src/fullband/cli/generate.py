@@ -1,87 +1,286 @@
-"""`fullband generate`: continue a prompt."""
+"""`fullband generate`: continue a prompt or a file of prompts, or compare the modes on them."""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model, parse_feedback_passes
 
-DEFAULT_NEW_TOKENS = 256
-CHUNK = 512  # positions of a prompt read at a time: the result does not depend on it, memory and the progress bar do
+if TYPE_CHECKING:
+    from fullband.cli.completions import Completing, Request
+    from fullband.cli.prompts import Prompt
+    from fullband.data.tokenizers import Tokenizer
+    from fullband.decode.options import Settings
+    from fullband.model import FullBandModel
 
 EXAMPLES = """Examples:
 
 \b
   fullband generate runs/tiny-text "def mean(values):"
-  fullband generate runs/tiny-text "import " --mode standard --temperature 0.8 --seed 1
+  fullband generate runs/tiny-text "import " --temperature 0.8 --top-p 0.95 --n 3 --seed 1
   fullband generate runs/tiny-text "class Stack:" --mode fused --feedback-passes exact --json
+  fullband generate runs/tiny-text "def mean(values):" --stop "def " --speculate
+  fullband generate runs/tiny-text --prompts prompts.txt --output answers.jsonl       again with --resume if it was interrupted
+  fullband generate runs/tiny-text "def mean(values):" --compare                      the three modes side by side
+  fullband generate runs/tiny-text --prompts prompts.jsonl --compare --html modes.html
+
+\b
+Files of prompts:
+  .jsonl: {"prompt": "…", "id": …} a line, the id being optional (default: the number of the line). Other files: a prompt a line.
+  Empty lines are skipped with a note; an empty "prompt" is an error. "-" is standard input, jsonl if its first line is an object.
+  Out comes a JSON object a completion, in the order of the prompts: id, prompt, sample, text, tokens, finish_reason, and the settings.
 """
 
 
 def generate(
     model: ModelFolder,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
-    mode: Annotated[str, typer.Option(help="standard: no feedback. soft: plain prompt, fused generation. fused: both fused.")] = "soft",
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue; or give --prompts.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="standard: no feedback. soft (default): plain prompt, fused generation. fused: both fused.")
+    ] = None,
     feedback_passes: Annotated[
-        str | None, typer.Option(metavar="N|exact", help="How fused reads the prompt: 1 (default), 2, … passes, or position by position.")
+        str | None,
+        typer.Option(
+            metavar="N|exact|converged",
+            help="How fused reads the prompt: 1 (default), 2, … passes, position by position, or until the states settle.",
+        ),
     ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help=f"Default: {DEFAULT_NEW_TOKENS}, or as many as the context has room for.")
-    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Default: 256, or as many as the context has room for.")] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that together have this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Only tokens with this share of the likeliest one's probability.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: tokens of the text so far become less likely.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End where this text begins; may be repeated.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Samples of each prompt, which is read once.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the draws, where the temperature is not 0.")] = 0,
+    overflow: Annotated[
+        str, typer.Option(metavar="refuse|slide", help="At the end of the context: refuse, or go on from the last half of it.")
+    ] = "refuse",
+    speculate: Annotated[
+        bool,
+        typer.Option("--speculate", help="Self-speculation: draft from the text, check in parallel passes; the acceptance is printed."),
+    ] = False,
+    prompts: Annotated[str | None, typer.Option(metavar="FILE", help="Prompts, txt or jsonl, - for standard input; see below.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where completions of --prompts go, as jsonl; default: stdout.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on behind the completions that --output already holds.")] = False,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Prompts of a file decoded at a time; texts do not depend on it (but for rounding).")
+    ] = 16,
+    compare: Annotated[bool, typer.Option("--compare", help="The three modes side by side, the first differing token marked.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="With --compare: the comparison as a page that opens offline.")] = None,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print the text as it is made, or when it is complete.")] = True,
     device: Device = "auto",
     dtype: Dtype = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Continue a prompt.
+    """Continue a prompt, or each of a file of prompts.
 
-    The continuation alone goes to stdout.
+    The continuation alone goes to stdout; samples (--n) are printed under a line with their number.
     """
-    from fullband.cli.console import messages, print_json
-    from fullband.cli.reading import positions_to_read, reading_progress
-    from fullband.decode import generate_text, resolve_mode
+    if (prompt is None) == (prompts is None):
+        raise ValueError("give a PROMPT or --prompts FILE" + (", not both" if prompt is not None else ""))
+    if prompts is None and (output or resume):
+        raise ValueError(f"{'--output' if output else '--resume'} goes with --prompts FILE")
+    if resume and output is None:
+        raise ValueError("--resume needs --output: the file that holds the completions so far")
+    if html and not compare:
+        raise ValueError("--html goes with --compare")
+    for given, name in ((mode, "--mode"), (n != 1, "--n"), (speculate, "--speculate"), (output, "--output"), (resume, "--resume")):
+        if compare and given:
+            raise ValueError(f"--compare continues each prompt once in every mode: leave out {name}")
+    if prompts is not None and as_json and output is None and not compare:
+        raise ValueError("--prompts prints JSON already, a line for each completion; --json, a summary, needs --output")
+
+    from fullband.cli.batch import check_output, check_writable
+    from fullband.cli.completions import DEFAULT_NEW_TOKENS, Request
+    from fullband.cli.console import messages
+    from fullband.cli.prompts import Prompt, check_prompts, read_prompts
+    from fullband.decode import Speculation, resolve_mode
 
     passes = None if feedback_passes is None else parse_feedback_passes(feedback_passes)
-    resolved = resolve_mode(mode, passes)
+    settings: Any = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "n": n,
+        "seed": seed,
+        "overflow": overflow,
+        "speculation": Speculation() if speculate else None,
+    }
+    if overflow == "slide" and max_new_tokens is None:
+        settings["max_new_tokens"] = DEFAULT_NEW_TOKENS
+    request = Request(resolve_mode("fused" if compare else mode or "soft", passes), tuple(stop or ()), settings)
+    if output:
+        check_output(output, resume)
+    if html:
+        check_writable(html)
+    notes: list[str] = []
+    chosen = [Prompt(prompt)] if prompt is not None else read_prompts(str(prompts), notes.append)
     network, tokenizer, folder = open_model(model, device, dtype)
-    length = len(tokenizer.encode(prompt))
-    if max_new_tokens is None:
-        max_new_tokens = max(1, min(DEFAULT_NEW_TOKENS, network.trunk.context - length))
+    request = request.within(network.trunk.context)
+    lengths = check_prompts(chosen, tokenizer, network.trunk, request.options)
+    for note in notes:  # not before: a refusal is one line
+        messages().print(note, soft_wrap=True)
+    try:
+        if compare:
+            run_comparison(network, tokenizer, folder, chosen, request, batch_size, html, as_json, listed=prompts is not None)
+        elif prompts is None:
+            continue_prompt(network, tokenizer, folder, chosen[0], lengths[0], request, stream, as_json)
+        else:
+            continue_file(network, tokenizer, folder, chosen, request, batch_size, output, as_json)
+    except KeyboardInterrupt:
+        interrupted(output)
+
+
+def continue_prompt(
+    network: FullBandModel,
+    tokenizer: Tokenizer,
+    folder: Path,
+    prompt: Prompt,
+    length: int,
+    request: Request,
+    stream: bool,
+    as_json: bool,
+) -> None:
+    """One prompt to stdout: its continuation as it is made, its samples one after the other, or everything as one JSON object."""
+    from fullband.cli.completions import Completing, converged_json, converged_line, speculation_json, speculation_line
+    from fullband.cli.console import messages, print_json
+    from fullband.cli.reading import positions_to_read, reading_progress
+
     begun = time.perf_counter()
-    streams = stream and not as_json
-    with reading_progress(messages(), network, positions_to_read(length, [resolved.feedback_passes]), "reading the prompt"):
-        completion = generate_text(
-            network,
-            tokenizer,
-            prompt,
-            mode,
-            passes,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            seed=seed,
-            chunk=CHUNK,
-            on_text=(lambda text: print(text, end="", flush=True)) if streams else None,
-        )
+    streams = stream and not as_json and request.samples == 1
+    with reading_progress(messages(), network, positions_to_read(length, [request.mode.feedback_passes]), "reading the prompt"):
+        completing: Completing = Completing(network, tokenizer, [prompt.text], request)
+    converged = None if completing.converged is None else converged_json(completing.converged, 0)
+    completions = []
+    for sample, completion in enumerate(
+        completing.in_order(lambda new: print(new.texts.get(0, ""), end="", flush=True) if streams else None)
+    ):
+        completions.append(completion)
+        if not as_json and not streams:
+            print(f"--- sample {sample + 1} of {request.samples}\n{completion.text}" if request.samples > 1 else completion.text)
+    speculates = request.options.speculation is not None
     if as_json:
         print_json(
             {
                 "model": str(folder),
-                "mode": resolved.name,
-                "feedback_passes": resolved.feedback_passes,
-                "prompt": prompt,
+                "mode": request.mode.name,
+                "feedback_passes": request.mode.feedback_passes,
+                "prompt": prompt.text,
                 "prompt_tokens": length,
-                "text": completion.text,
-                "tokens": completion.tokens,
-                "finish_reason": completion.finish_reason,
-                "temperature": temperature,
-                "seed": seed,
+                "completions": [{"sample": sample, **vars(completion)} for sample, completion in enumerate(completions)],
+                "settings": request.to_json(),
+                "converged": converged,
+                "speculation": speculation_json(completing.speculation) if speculates else None,
                 "seconds": time.perf_counter() - begun,
             }
         )
+        return
+    if streams:
+        print()
+    if converged is not None:
+        messages().print(converged_line(converged), soft_wrap=True)
+    if speculates:
+        messages().print(speculation_line(completing.speculation), soft_wrap=True)
+
+
+def continue_file(
+    network: FullBandModel,
+    tokenizer: Tokenizer,
+    folder: Path,
+    prompts: list[Prompt],
+    request: Request,
+    batch_size: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """A line of JSON for each completion, to `output` or stdout."""
+    import sys
+
+    from fullband.cli.amounts import duration, short
+    from fullband.cli.batch import BatchProgress, Job, open_output
+    from fullband.cli.completions import speculation_json, speculation_line
+    from fullband.cli.console import messages, print_json
+
+    job = Job(network, tokenizer, prompts, request, batch_size, str(folder))
+    if output is not None:
+        job.skip_written(output)
+    before, begun, console = job.written, time.perf_counter(), messages()
+    limit = request.settings.get("max_new_tokens") or 1
+    with open_output(output) as file:  # before the bar: what is written here must not go where the bar is drawn
+        if before and before < job.total:
+            console.print(f"{output}: holds {before} of {job.total} completions; going on behind them", soft_wrap=True)
+        with BatchProgress(console, job.total, limit, quiet=output is None and sys.stdout.isatty()) as progress:
+            job.run(file, progress)
+    seconds, made = time.perf_counter() - begun, job.written - before
+    speculates = request.options.speculation is not None
+    if as_json:
+        print_json(
+            {
+                "output": str(output),
+                "prompts": len(prompts),
+                "completions": job.total,
+                "made_now": made,
+                "tokens": job.tokens,
+                "seconds": seconds,
+                "speculation": speculation_json(job.speculation) if speculates else None,
+            }
+        )
+        return
+    done = f"{made} completions, {short(job.tokens)} tokens, {duration(seconds)}" if made else "nothing is left to do"
+    console.print(f"{output or 'stdout'}: {done}", soft_wrap=True)
+    if speculates and made:
+        console.print(speculation_line(job.speculation), soft_wrap=True)
+
+
+def run_comparison(
+    network: FullBandModel,
+    tokenizer: Tokenizer,
+    folder: Path,
+    prompts: list[Prompt],
+    request: Request,
+    batch_size: int,
+    html: Path | None,
+    as_json: bool,
+    listed: bool,
+) -> None:
+    """The three modes side by side: in the terminal, as JSON, and as a page."""
+    from fullband.cli import comparison
+    from fullband.cli.comparison_page import page
+    from fullband.cli.completions import CHUNK
+    from fullband.cli.console import messages, output, print_json
+    from fullband.decode.compare import compare_modes
+    from fullband.files import write_bytes
+
+    settings: Settings = {**request.settings, "chunk": CHUNK}
+    texts, passes = [prompt.text for prompt in prompts], request.mode.feedback_passes
+    with comparison.progress(messages(), len(prompts)) as watch:
+        found = compare_modes(network, tokenizer, texts, passes, stop=request.stop, batch_size=batch_size, on_step=watch, **settings)
+    described = comparison.to_json(found, [prompt.id for prompt in prompts], str(folder), request)
+    if html:
+        write_bytes(html, page(found, described).encode())
+    if as_json:
+        print_json(described)
     else:
-        print("" if streams else completion.text)
+        comparison.print_comparison(output(), found, described, listed)
+    if html:
+        messages().print(f"{html}: written; open it in a browser", soft_wrap=True)
+
+
+def interrupted(output: Path | None) -> NoReturn:
+    """Ctrl-C: say what is left to do, exit code 130."""
+    from fullband.cli.console import messages
+
+    hint = f"stopped; {output} keeps its completions: the same command with --resume goes on behind them" if output else "stopped"
+    messages().print(f"\n{hint}", soft_wrap=True)
+    raise typer.Exit(130) from None

@@ -36,10 +36,12 @@ def open_model(folder: Path, device: str, dtype: str) -> tuple[FullBandModel, To
 
 
 def parse_feedback_passes(text: str) -> FeedbackPasses:
-    """0, 1, 2, … or exact. Raises ValueError."""
+    """0, 1, 2, …, exact or converged. Raises ValueError."""
     word = text.strip()
     if word == "exact":
         return "exact"
+    if word == "converged":
+        return "converged"
     if word.isascii() and word.isdecimal():
         return int(word)
-    raise ValueError(f"--feedback-passes: '{text}' is not 0, 1, 2, … or exact")
+    raise ValueError(f"--feedback-passes: '{text}' is not 0, 1, 2, …, exact or converged")

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from fullband.plots.curves import Curve, compute_at, curve_key, curve_label
-from fullband.plots.style import DARK, LIGHT, reading_label
+from fullband.plots.page import stylesheet
+from fullband.plots.style import reading_label
 from fullband.quickstart import prose
 from fullband.quickstart.chart import Axis, Line, Mark, line_chart, nice_ticks
 from fullband.quickstart.recipes import POSITIONS
@@ -26,9 +27,7 @@ def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]]) -> 
     """The page for a result (`result.json`) and the training curves of its two models."""
     task, recipe = result["task"], result["recipe"]
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        light=variables(LIGHT),
-        dark=variables(DARK),
-        colours="\n".join(f".{key} {{ --c: var(--{key}); }}" for key in LIGHT),
+        stylesheet=stylesheet(),
         headline=prose.headline(result, HEADLINE_POSITION),
         numbers="".join(headline_number(result, name) for name in HEADLINE_READINGS),
         headline_position=HEADLINE_POSITION,
@@ -55,10 +54,6 @@ def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]]) -> 
         recipe=escape(yaml.safe_dump({key: recipe[key] for key in ("model", "data", "feedback", "optim", "train")}, sort_keys=False)),
         versions=escape(versions(result)),
     )
-
-
-def variables(palette: Mapping[str, str]) -> str:
-    return " ".join(f"--{key}: {colour};" for key, colour in palette.items())
 
 
 def headline_number(result: Mapping[str, Any], name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import yaml
 
-from fullband.config import Recipe
+from fullband.config import FeedbackConfig, Recipe
 from fullband.data.loader import Loader, build_loader
 from fullband.feedback.schedule import PassSchedule
 from fullband.files import read_tensors, write_bytes
@@ -138,16 +138,18 @@ def build_model(recipe: Recipe, loader: Loader, fresh: bool = True) -> FullBandM
     model.fusion.control = recipe.feedback.control
     model.trunk.activation_checkpointing = recipe.train.activation_checkpointing
     if recipe.train.compile:
+        # Few shapes, each compiled for itself: with symbolic ones torch 2.13 generates CPU code that does not compile.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         for block in model.trunk.blocks:
-            block.compile()
+            block.compile(dynamic=False)
     return model.train()
 
 
-def compiled_feedback(recipe: Recipe) -> Any:
-    """Prefixes in multiples of 64 when blocks are compiled: a new length is a new compilation."""
-    feedback = recipe.feedback
-    if recipe.train.compile and feedback.prefix_rounding == 1 and recipe.data.length > 128:
-        return feedback.model_copy(update={"prefix_rounding": 64})
+def compiled_feedback(recipe: Recipe) -> FeedbackConfig:
+    """Where blocks are compiled, prefixes come in multiples of 64, or of an eighth of a long row: a new length is a new compilation."""
+    feedback, length = recipe.feedback, recipe.data.length
+    if recipe.train.compile and feedback.prefix_rounding == 1:
+        return feedback.model_copy(update={"prefix_rounding": max(min(64, length // 2), length // 8)})
     return feedback
 
 

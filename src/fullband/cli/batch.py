@@ -1,0 +1,177 @@
+"""A file of prompts in, a line of JSON for each completion out: written as it goes, and continued where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from fullband.cli.amounts import duration, short
+from fullband.cli.completions import Completing, Request, add_reports, converged_json
+from fullband.cli.prompts import Prompt
+from fullband.decode.generate import NewText
+from fullband.decode.speculate import SpeculationReport
+
+if TYPE_CHECKING:
+    from fullband.data.tokenizers import Tokenizer
+    from fullband.model import FullBandModel
+
+LINES_EVERY = 10.0  # seconds between lines of progress where there is no terminal
+
+
+class Job:
+    """The completions of a file of prompts, prompt by prompt and sample by sample.
+
+    written      completions that are on disk, those of an earlier run included
+    tokens       tokens made by this run
+    speculation  what self-speculation did in this run
+    """
+
+    def __init__(self, model: FullBandModel, tokenizer: Tokenizer, prompts: list[Prompt], request: Request, batch_size: int, folder: str):
+        self._model, self._tokenizer, self._prompts, self._request = model, tokenizer, prompts, request
+        self._batch_size, self._folder = batch_size, folder
+        self.total = len(prompts) * request.samples
+        self.written = self.tokens = 0
+        self.speculation = SpeculationReport()
+
+    def identity(self, row: int) -> dict[str, Any]:
+        """The part of a line that is known before anything is generated, by which an earlier run's line is recognised."""
+        prompt, mode = self._prompts[row // self._request.samples], self._request.mode
+        return {
+            "id": prompt.id,
+            "prompt": prompt.text,
+            "sample": row % self._request.samples,
+            "model": self._folder,
+            "mode": mode.name,
+            "feedback_passes": mode.feedback_passes,
+            "settings": self._request.to_json(),
+        }
+
+    def skip_written(self, path: Path) -> None:
+        """Take over the lines that `path` holds; a last one without its end is cut off. A file that is not there holds none.
+
+        Raises ValueError, naming the line, for one that is not this job's.
+        """
+        content = path.read_bytes() if path.exists() else b""
+        *lines, torn = content.split(b"\n")
+        for row, line in enumerate(lines):
+            where = f"{path}:{row + 1}"
+            if row >= self.total:
+                raise ValueError(f"{where}: more completions than the {self.total} asked for; give another --output")
+            try:
+                found = json.loads(line)
+            except ValueError:
+                found = None
+            if not isinstance(found, dict):
+                raise ValueError(f"{where}: not a completion; remove this line and those after it, or give another --output")
+            for key, ours in self.identity(row).items():
+                if found.get(key) != ours:
+                    theirs = json.dumps(found.get(key), ensure_ascii=False)
+                    raise ValueError(f"{where}: of another run ({key} {theirs}, not {json.dumps(ours, ensure_ascii=False)})")
+        if torn:
+            os.truncate(path, len(content) - len(torn))
+        self.written = len(lines)
+
+    def run(self, file: IO[str], progress: BatchProgress) -> None:
+        """Generate what is not written yet, and write each line as soon as it and all before it are complete."""
+        n, size = self._request.samples, self._batch_size
+        for start in range(self.written // n, len(self._prompts), size):
+            batch = self._prompts[start : start + size]
+            completing = Completing(self._model, self._tokenizer, [prompt.text for prompt in batch], self._request, first_key=start)
+            watch = progress.of_batch(start * n, completing.rows)
+            for row, completion in enumerate(completing.in_order(watch), start=start * n):
+                self.tokens += len(completion.tokens)
+                if row < self.written:
+                    continue  # of a prompt whose other samples are missing
+                record = self.identity(row) | {
+                    "text": completion.text,
+                    "tokens": len(completion.tokens),
+                    "finish_reason": completion.finish_reason,
+                }
+                if completing.converged is not None:
+                    record["converged"] = converged_json(completing.converged, row // n - start)
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                file.flush()
+                self.written += 1
+            self.speculation = add_reports(self.speculation, completing.speculation)
+
+
+class BatchProgress(AbstractContextManager["BatchProgress"]):
+    """On stderr: a bar with tokens a second and the time left in a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, total: int, limit: int, quiet: bool = False):
+        """`limit` is the most tokens a completion has; `quiet` where completions are printed on the same terminal."""
+        self._console, self._total, self._limit, self._quiet = console, total, limit, quiet
+        self._begun = self._last_line = time.perf_counter()
+        self._tokens, self._before = 0, 0.0
+        self._bar: Progress | None = None
+        if console.is_interactive and not quiet:
+            columns = [TextColumn("completions"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}")]
+            self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
+            self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> BatchProgress:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def of_batch(self, before: int, rows: int) -> Any:
+        """Watches the steps of a batch of `rows` completions, behind `before` others."""
+        if not self._before:
+            self._before = before  # of an earlier run: not counted into the rate
+        made, finished = 0, 0
+
+        def watch(new: NewText) -> None:
+            nonlocal made, finished
+            made, finished = made + 1, finished + len(new.finished)
+            self._tokens += len(new.tokens)
+            self._show(before + max(finished, rows * min(made, self._limit) / self._limit * (finished < rows)))
+
+        return watch
+
+    def _show(self, done: float) -> None:
+        now = time.perf_counter()
+        seconds = now - self._begun
+        if self._quiet or (not self._bar and now - self._last_line < LINES_EVERY):
+            return
+        here = done - self._before
+        left = duration(seconds * (self._total - done) / here) if here > 0 else "?"
+        state = f"{short(self._tokens / seconds)} tokens/s  {left} left"
+        if self._bar:
+            self._bar.update(self._task, completed=int(done), description=state)
+        else:
+            self._last_line = now
+            self._console.print(f"completions {int(done)}/{self._total}  {state}", soft_wrap=True)
+
+
+def check_output(path: Path, resume: bool) -> None:
+    """Raises ValueError if the lines could not be written there, before anything takes time."""
+    check_writable(path)
+    if path.exists() and path.stat().st_size and not resume:
+        raise ValueError(f"{path}: already there; continue it with --resume, or give another --output")
+
+
+def check_writable(path: Path) -> None:
+    """Raises ValueError if a file cannot be written there."""
+    if path.is_dir():
+        raise ValueError(f"{path}: a folder, not a file that can be written")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: no such folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{path}: no permission to write it")
+
+
+def open_output(path: Path | None) -> AbstractContextManager[IO[str]]:
+    """The file, for appending; stdout for None."""
+    return nullcontext(sys.stdout) if path is None else open(path, "a", encoding="utf-8", newline="\n")

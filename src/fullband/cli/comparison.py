@@ -1,0 +1,194 @@
+"""The three modes side by side in the terminal, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from fullband.cli.tables import print_table, table
+from fullband.decode.compare import MODES, Answer, Comparison
+from fullband.decode.generate import NewText
+from fullband.decode.modes import ModeName
+
+if TYPE_CHECKING:
+    from fullband.cli.completions import Request
+    from fullband.config import FeedbackPasses
+
+NARROW = 90  # columns below which the answers stand one under the other
+ENDED = {"stop": "ended by itself", "length": "cut at the limit", "cancelled": "cancelled"}
+MARK = "bold reverse"
+UNSEEN = {code: "\ufffd" for code in [*range(9), *range(11, 32), 127]}  # control characters would act on a terminal
+
+
+def to_json(found: Comparison, ids: Sequence[int | str], model: str, request: Request) -> dict[str, Any]:
+    """Everything, as plain data."""
+    return {
+        "model": model,
+        "settings": request.to_json(),
+        "modes": found.summary(),
+        "prompts": [
+            {
+                "id": ids[number],
+                "prompt": prompt,
+                "prompt_tokens": found.prompt_tokens[number],
+                "answers": {
+                    mode: {
+                        "text": answers.answers[number].text,
+                        "tokens": answers.answers[number].tokens,
+                        "finish_reason": answers.answers[number].finish_reason,
+                        "first_difference": found.first_difference(number, mode),
+                    }
+                    for mode, answers in found.by_mode.items()
+                },
+            }
+            for number, prompt in enumerate(found.prompts)
+        ],
+    }
+
+
+def print_comparison(console: Console, found: Comparison, described: dict[str, Any], listed: bool) -> None:
+    """One prompt: its answers, side by side. More of them (`listed`): a line for each. Then what the modes took."""
+    if listed:
+        print_prompts(console, described)
+    else:
+        print_answers(console, found)
+    print_modes(console, described)
+
+
+def print_answers(console: Console, found: Comparison) -> None:
+    columns = []
+    for mode in found.by_mode:
+        answer = found.by_mode[mode].answers[0]
+        place = found.parting(0) if mode == "standard" else found.first_difference(0, mode)
+        columns.append((mode, marked(answer, place)))
+    if console.width < NARROW:
+        for mode, text in columns:
+            console.print(Group(Text(mode, style="bold underline"), text, Text()))
+        return
+    side_by_side = Table(box=box.SIMPLE_HEAD, expand=True)
+    for mode, _ in columns:
+        side_by_side.add_column(mode, ratio=1, overflow="fold")
+    side_by_side.add_row(*(text for _, text in columns))
+    console.print(side_by_side)
+
+
+def split_at(answer: Answer, place: int | None) -> tuple[str, str | None, str]:
+    """(text before token `place`, its own characters, text behind). None, "" = all equal; "" is also an answer that has ended there.
+
+    A token without a whole character of its own stands for the one it begins.
+    """
+    if place is None:
+        return answer.text, None, ""
+    end = place + 1
+    while end < len(answer.tokens) and not answer.pieces[end - 1]:
+        end += 1
+    return "".join(answer.pieces[:place]), "".join(answer.pieces[place:end]), "".join(answer.pieces[end:])
+
+
+def marked(answer: Answer, place: int | None) -> Text:
+    """The answer with token `place` between » and «: the mark survives where there are no colours."""
+    before, token, behind = (part if part is None else part.translate(UNSEEN) for part in split_at(answer, place))
+    text = Text(before or "")
+    if token is not None:
+        shown = token.replace("\n", "\\n").replace("\t", "\\t") or "ends here"
+        text.append(f"»{shown}«", style=MARK)
+        text.append(("\n" if token.endswith("\n") else "") + (behind or ""))
+    return text
+
+
+def print_prompts(console: Console, described: dict[str, Any]) -> None:
+    made = Table(box=box.SIMPLE_HEAD)
+    made.add_column("id", overflow="fold", max_width=24)
+    made.add_column("prompt", no_wrap=True, overflow="ellipsis", max_width=48)
+    for heading in (*MODES, "soft parts at", "fused parts at"):
+        made.add_column(heading, justify="right")
+    for prompt in described["prompts"]:
+        answers = prompt["answers"]
+        made.add_row(
+            str(prompt["id"]),
+            " ".join(prompt["prompt"].translate(UNSEEN).split()),
+            *(f"{len(answers[mode]['tokens'])}{'' if answers[mode]['finish_reason'] == 'stop' else '+'}" for mode in MODES),
+            *(part(answers[mode]["first_difference"]) for mode in MODES[1:]),
+        )
+    print_table(
+        console,
+        f"Tokens of {len(described['prompts'])} answers by mode, and the first token (from 0) that differs from standard",
+        made,
+        "+ did not end by itself: it was cut at the limit.",
+    )
+
+
+def print_modes(console: Console, described: dict[str, Any]) -> None:
+    several = len(described["prompts"]) > 1
+    headings = ["mode", "prompt read in", f"{'median ' if several else ''}tokens", "ended by themselves" if several else "ended"]
+    headings += ["same text", "parts at", "first token", "each step", "in all"]
+    made = table(headings)
+    for mode, row in described["modes"].items():
+        answers = [prompt["answers"][mode] for prompt in described["prompts"]]
+        own = mode == "standard"
+        made.add_row(
+            mode,
+            passes_text(row["feedback_passes"]),
+            f"{row['tokens_median']:g}",
+            f"{row['ended_by_themselves']:.0%}" if several else ENDED[answers[0]["finish_reason"]],
+            "" if own else f"{row['identical_texts']:.0%}" if several else "yes" if row["identical_texts"] else "no",
+            "" if own else part(row["first_difference_median"]),
+            seconds(row["first_token_seconds"]),
+            "-" if row["seconds_per_step"] is None else seconds(row["seconds_per_step"]),
+            seconds(row["seconds"]),
+        )
+    print_table(console, "What the modes took", made, compute_note(described))
+
+
+def compute_note(described: dict[str, Any]) -> str:
+    """Where the compute of the modes differs: the comparison is not at equal compute, and must say so."""
+    modes = described["modes"]
+    passes, plain = modes["fused"]["feedback_passes"], modes["standard"]["positions_read"]
+    if passes == "exact":
+        reads = "the prompt position by position, the others in one parallel pass"
+    elif passes == "converged":
+        reads = "the prompt until its states settle, the others in one pass"
+    else:
+        more = "an extra pass" if passes == 1 else f"{passes} extra passes"
+        reads = f"the prompt in {more} ({modes['fused']['positions_read']:,} positions, the others {plain:,})"
+    return (
+        f"Compute differs: fused reads {reads}; soft and fused pay the fusion at every new token. "
+        '"Parts at" is the first token, counted from 0, that is not standard\'s.'
+    )
+
+
+def passes_text(feedback_passes: FeedbackPasses) -> str:
+    if isinstance(feedback_passes, str):
+        return {"exact": "single positions", "converged": "passes until settled"}[feedback_passes]
+    return f"{1 + feedback_passes} pass{'es' * (feedback_passes > 0)}"
+
+
+def part(place: float | None) -> str:
+    return "-" if place is None else f"{place:g}"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+@contextmanager
+def progress(console: Console, prompts: int) -> Iterator[Callable[[ModeName, int, NewText], None]]:
+    """A bar over the answers of all modes, in a terminal."""
+    if not console.is_interactive:
+        yield lambda mode, start, new: None
+        return
+    columns = [TextColumn("answers"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}")]
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=prompts * len(MODES))
+
+        def on_step(mode: ModeName, start: int, new: NewText) -> None:
+            bar.update(task, advance=len(new.finished), description=mode)
+
+        yield on_step
