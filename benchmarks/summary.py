@@ -1,7 +1,7 @@
 """Markdown tables over seeds, from result files that runs have left.
 
-  python -m benchmarks.summary quickstart results/quickstart/seed-*/result.json
-  python -m benchmarks.summary text results/tiny-text/*.json
+python -m benchmarks.summary quickstart results/quickstart/seed-*/result.json
+python -m benchmarks.summary text results/tiny-text/*/metrics.jsonl
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+from fullband.train.metrics import read_metrics
 
 READINGS = {
     "standard": "standard model",
@@ -36,18 +38,21 @@ def quickstart_table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def text_table(results: dict[str, dict[str, Any]]) -> str:
-    """Held-out loss of each model by feedback passes: mean ± standard deviation over seeds. Files are named MODEL-seed-N.json."""
+def text_table(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Held-out loss of each model by feedback passes: mean ± standard deviation over seeds, from the last validation of each run's
+    metrics. Runs are named MODEL-seed-N."""
     models: dict[str, dict[str, list[float]]] = {}
-    for name, result in sorted(results.items()):
-        rows = models.setdefault(name.rpartition("-seed-")[0], {})
-        for row in result["rows"]:
-            rows.setdefault(str(row["feedback_passes"]), []).append(row["loss"])
-    lines = ["| model | feedback passes | loss (nats a byte) | seeds |", "|---|---|---|---|"]
+    compute: dict[str, list[int]] = {}
+    for name, entries in sorted(runs.items()):
+        model = name.rpartition("-seed-")[0]
+        for passes, loss in [entry["validation"] for entry in entries if "validation" in entry][-1].items():
+            models.setdefault(model, {}).setdefault(passes, []).append(loss)
+        compute.setdefault(model, []).append([e["token_equivalent_compute"] for e in entries if "token_equivalent_compute" in e][-1])
+    lines = ["| model | token-equivalent compute | feedback passes | held-out loss (nats a token) | seeds |", "|---|---|---|---|---|"]
     for model, rows in models.items():
         for passes, losses in rows.items():
             spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
-            lines.append(f"| {model} | {passes} | {mean(losses):.4f}{spread} | {len(losses)} |")
+            lines.append(f"| {model} | {mean(compute[model]) / 1e6:.2f}M | {passes} | {mean(losses):.4f}{spread} | {len(losses)} |")
     return "\n".join(lines)
 
 
@@ -56,11 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("kind", choices=["quickstart", "text"])
     parser.add_argument("files", nargs="+", type=Path)
     given = parser.parse_args(arguments)
-    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in given.files}
     if given.kind == "quickstart":
         print(quickstart_table([json.loads(path.read_text(encoding="utf-8")) for path in given.files]))
     else:
-        print(text_table(results))
+        print(text_table({path.parent.name: read_metrics(path) for path in given.files}))
 
 
 if __name__ == "__main__":

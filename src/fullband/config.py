@@ -187,7 +187,9 @@ class DataConfig(Strict):
 
 
 class EvaluationConfig(Strict):
-    every: int = Field(default=200, gt=0)
+    every: int = Field(
+        default=250, gt=0, description="steps; the best checkpoint is chosen among those that are evaluated and saved at once"
+    )
     rows: int = Field(default=64, ge=0, description="held-out rows; 0 = no validation")
     feedback_passes: list[FeedbackPasses] = Field(default=[0, 1, 2])
     batch_rows: int = Field(default=16, gt=0)

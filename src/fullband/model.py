@@ -48,6 +48,8 @@ class FullBandModel(nn.Module):
         The old manifest goes first: killed halfway, a folder that is saved again would fail its check although all its files are whole.
         """
         folder = Path(folder)
+        if any(type(parameter.data) is not Tensor for parameter in self.parameters()):
+            raise ValueError("a quantised model cannot be saved; save the one it was made from")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MANIFEST).unlink(missing_ok=True)
         write_json(folder / CONFIG, self.config.model_dump())

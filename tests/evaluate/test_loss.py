@@ -134,3 +134,12 @@ def test_accuracy_refuses_other_shapes(model: FullBandModel) -> None:
         accuracy_by_position(model, torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long))
     with pytest.raises(ValueError, match="context"):
         accuracy_by_position(model, torch.zeros(1, 13, dtype=torch.long), torch.zeros(1, 13, dtype=torch.long))
+
+
+def test_converged_reading_is_scored_too(model: FullBandModel) -> None:
+    """A random model does not contract, so converged reading falls back to the exact one."""
+    documents = [torch.randint(model.trunk.vocab_size, (12,)).tolist() for _ in range(3)]
+    exact, converged = loss_by_passes(model, documents, ["exact", "converged"]).rows
+    assert converged.loss == pytest.approx(exact.loss, abs=1e-3)
+    (alone,) = loss_by_passes(model, documents, ["converged"]).rows
+    assert alone.loss == pytest.approx(converged.loss)

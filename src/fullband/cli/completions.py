@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from fullband.decode.generate import NewText, TextCompletion, _RowText, _text_steps
+from fullband.decode.generate import NewText, TextCompletion, RowText, text_steps
 from fullband.decode.modes import Mode
 from fullband.decode.options import GenerateOptions, Settings
 from fullband.decode.prefill import prefill_converged
@@ -79,7 +79,7 @@ class Completing:
         tokens = [tokenizer.encode(prompt) for prompt in prompts]
         self._steps = self._read(model, tokens, request, settings)
         self.rows = self._steps.rows
-        self._texts = [_RowText(tokenizer, request.stop, settings.get("min_new_tokens", 0)) for _ in range(self.rows)]
+        self._texts = [RowText(tokenizer, request.stop, settings.get("min_new_tokens", 0)) for _ in range(self.rows)]
 
     def _read(self, model: FullBandModel, tokens: list[list[int]], request: Request, settings: Settings) -> TokenStream:
         mode = request.mode
@@ -97,7 +97,7 @@ class Completing:
         return self._steps.speculation_report
 
     def __iter__(self) -> Iterator[NewText]:
-        return _text_steps(self._steps, self._texts)
+        return text_steps(self._steps, self._texts)
 
     def in_order(self, watch: Callable[[NewText], None]) -> Iterator[TextCompletion]:
         """The completion of row 0, 1, 2, …, each as soon as it and all before it are complete. `watch` sees every step."""

@@ -91,8 +91,8 @@ def stream_texts(
     if settings.get("stop_ids") is None:
         settings["stop_ids"] = [token for token in tokenizer.stops if token < model.trunk.vocab_size]
     steps = stream(model, [tokenizer.encode(prompt) for prompt in prompts], mode, feedback_passes, **settings)
-    texts = [_RowText(tokenizer, strings, settings.get("min_new_tokens", 0)) for _ in range(steps.rows)]
-    return _text_steps(steps, texts)
+    texts = [RowText(tokenizer, strings, settings.get("min_new_tokens", 0)) for _ in range(steps.rows)]
+    return text_steps(steps, texts)
 
 
 def generate_texts(
@@ -145,7 +145,7 @@ def generate_text(
     return generate_texts(model, tokenizer, [prompt], mode, feedback_passes, stop=stop, on_text=give, **settings)[0]
 
 
-class _RowText:
+class RowText:
     """Tokens of one row to text that can be given out."""
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], unsearched: int):
@@ -165,7 +165,7 @@ class _RowText:
         return self._filter.push(self._decoder.finish()) + self._filter.finish()
 
 
-def _text_steps(steps: TokenStream, texts: list[_RowText]) -> Iterator[NewText]:
+def text_steps(steps: TokenStream, texts: list[RowText]) -> Iterator[NewText]:
     for new in steps:
         pieces = {row: texts[row].push(token) for row, token in new.tokens.items()}
         finished = dict(new.finished)

@@ -186,14 +186,15 @@ def _readings(model: FeedbackModel, batch: Batch, readings: Sequence[FeedbackPas
     check_length(model, batch.shape[1])
     documents_BT = None if bool((batch.documents == 0).all()) else batch.documents
     positions_BT = None if documents_BT is None else batch.positions
-    deepest = max(passes for passes in readings if passes != "exact")
+    deepest = max(passes for passes in readings if isinstance(passes, int))
     for passes, states_BTD in enumerate(iterate_passes(model, batch.tokens, positions_BT, documents_BT)):
         if passes in readings:
             yield passes, states_BTD
         if passes == deepest:
             break
-    if "exact" in readings:
-        yield "exact", read(model, batch.tokens, "exact", positions_BT, documents_BT)
+    for way in readings:
+        if not isinstance(way, int):
+            yield way, read(model, batch.tokens, way, positions_BT, documents_BT)
 
 
 def _row(passes: FeedbackPasses, sums_D: Tensor, plain_D: Tensor, counts_D: Tensor) -> PassesLoss:
