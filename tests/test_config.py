@@ -94,7 +94,7 @@ BAD = {
     "schedule is a number": ({"feedback.schedule": 3}, "feedback.schedule: input should be a valid string or a valid list (given: 3)"),
     "feedback passes": (
         {"evaluation.feedback_passes": [0, -1]},
-        "evaluation.feedback_passes.1: input should be greater than or equal to 0 or 'exact' (given: -1)",
+        "evaluation.feedback_passes.1: input should be greater than or equal to 0 or 'exact' or 'converged' (given: -1)",
     ),
     "microbatches": ({"train.microbatch_rows": 5}, "train: batch_rows (32) must be a multiple of microbatch_rows (5)"),
     "name": ({"name": "../x"}, "name: string should match pattern"),

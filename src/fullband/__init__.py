@@ -3,7 +3,7 @@
     from fullband import FullBandModel, load_tokenizer, generate_text
     model = FullBandModel.load("runs/quickstart/fullband")
 
-Names are imported when they are first used, so `import fullband` costs nothing.
+Names are imported when they are first used, so `import fullband` costs nothing. Training is `fullband.train.train`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _PLACES = {
     "FullBandModel": "fullband.model",
     "Recipe": "fullband.config",
     "load_recipe": "fullband.config",
-    "train": "fullband.train.loop",
     "load_tokenizer": "fullband.data.tokenizers",
     "read": "fullband.feedback.passes",
     "prefill": "fullband.decode.prefill",
     "generate": "fullband.decode.generate",
     "generate_text": "fullband.decode.generate",
+    "generate_texts": "fullband.decode.generate",
 }
 __all__ = sorted(_PLACES)
 
