@@ -13,7 +13,7 @@ from fullband import costs
 from fullband.config import FeedbackConfig, OptimConfig, TrunkConfig
 from fullband.decode import prefill
 from fullband.feedback.fusion import FUSIONS
-from fullband.feedback.loss import CHUNK_LOGITS
+from fullband.feedback.loss import CHUNK_LOGITS, multipass_loss
 from fullband.feedback.multipass import multipass
 from fullband.feedback.schedule import PassSchedule
 from fullband.model import FullBandModel
@@ -147,3 +147,15 @@ def test_activation_estimate_is_near_what_autograd_keeps(passes: int, checkpoint
 
 def test_the_chunk_of_logits_is_the_heads_own() -> None:
     assert costs.CHUNK_LOGITS == CHUNK_LOGITS
+
+
+def test_training_flops_are_three_forwards() -> None:
+    """Forward and backward of a plain pass with its loss, counted: no product is computed twice, the head's neither."""
+    model, length = FullBandModel(MIDDLE), 32
+    model.trunk.plan = dense_plan
+    tokens = torch.randint(64, (1, length))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        multipass_loss(multipass(model, tokens, []), model.trunk.head_weight, tokens, length).objective.backward()
+    plain = costs.pass_flops(MIDDLE, "gated", length)
+    everything = plain.matrices + plain.head + 4 * MIDDLE.heads * MIDDLE.head_size * MIDDLE.layers * length  # all keys, masked or not
+    assert counter.get_total_flops() == pytest.approx(3 * length * everything, rel=0.02)

@@ -71,7 +71,7 @@ def print_flops(console: Console, model: dict[str, Any]) -> None:
         console,
         f"FLOPs of a token in rows of {per_pass['length']} (multiply-adds x 2)",
         made,
-        "Training is three forwards, and the head once more. "
+        "Training is three forwards. "
         f"The fusion is {percent(decoding['fusion_share'])} of a decoded token (the paper: under 1% at its size).",
     )
 
