@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from fullband.decode.generate import NewText, TextCompletion, RowText, text_steps
+from fullband.decode.generate import NewText, RowText, TextCompletion, text_steps
 from fullband.decode.modes import Mode
 from fullband.decode.options import GenerateOptions, Settings
 from fullband.decode.prefill import prefill_converged
