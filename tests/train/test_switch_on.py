@@ -147,11 +147,11 @@ def report(fused: float, plain: float, count: int = 2, passes: int = 2) -> StepR
 
 
 def test_the_crossover_is_where_the_running_mean_falls_below() -> None:
-    """By hand: the mean starts at the shock and moves a tenth of the way at every step that feeds back."""
+    """By hand: the mean starts at the shock and moves a tenth of the way at every step that feeds back; ten of them are enough."""
     milestones = Milestones()
     milestones.update(6, report(0.0, 1.0, passes=1))
     assert milestones == Milestones()
-    differences = [(7, 1.0), (8, -2.0), (11, -2.0), (12, -2.0), (15, -2.0), (16, 5.0)]
+    differences = [(7, 1.0), *((step, -0.1) for step in range(20, 32, 2)), (40, -2.0), (41, -2.0), (44, -2.0), (45, -2.0), (46, 9.0)]
     mean = 1.0
     means = []
     for step, difference in differences:
@@ -159,9 +159,19 @@ def test_the_crossover_is_where_the_running_mean_falls_below() -> None:
         mean = difference if step == 7 else 0.9 * mean + 0.1 * difference
         means.append(mean)
         milestones.update(step, report(0.0, 9.0, passes=1))  # plain steps say nothing
-    assert [m < 0 for m in means] == [False, False, False, False, True, False]
-    assert (milestones.switch_on_step, milestones.shock, milestones.crossover_step) == (7, pytest.approx(1.0), 15)
+    assert [m < 0 for m in means] == [False] * 9 + [True, True, False]
+    assert (milestones.switch_on_step, milestones.shock, milestones.crossover_step) == (7, pytest.approx(1.0), 44)
     assert milestones.mean_difference == pytest.approx(means[-1])
+
+
+def test_noise_around_no_shock_is_no_crossover() -> None:
+    """The residual fusion starts with no shock: the sign of the first differences says nothing."""
+    milestones = Milestones()
+    for step in range(9):
+        milestones.update(step, report(2.99, 3.0))
+    assert milestones.crossover_step is None
+    milestones.update(9, report(2.99, 3.0))
+    assert milestones.crossover_step == 9
 
 
 def test_a_step_with_no_scored_fused_position_is_not_the_switch() -> None:
