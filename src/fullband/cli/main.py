@@ -17,7 +17,7 @@ app = typer.Typer(
     epilog="""Start here:
 
 \b
-  fullband quickstart                      what latent feedback does, in about two minutes
+  fullband quickstart                      what latent feedback does, in two to three minutes
   fullband train recipes/tiny-text.yaml    train a model on real text
   fullband COMMAND --help                  options and examples of a command
 """,

@@ -25,7 +25,7 @@ def quickstart(
     """See what latent feedback does.
 
     Trains a standard and a full-bandwidth model on a word problem at equal compute, and reads both at up to four times
-    the training length: about two minutes on two cores.
+    the training length: two to three minutes on two cores.
     """
     from rich.console import Console
 
