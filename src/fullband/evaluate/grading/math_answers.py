@@ -1,0 +1,155 @@
+"""Answers of MATH: found in the text, compared as strings, then by math-verify, each within a time limit that holds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Literal, get_args
+
+Verdict = Literal["right", "wrong", "undecided"]
+
+_WORKER = Path(__file__).parent / "math_worker.py"
+_FINAL = re.compile(r"final answer is:?\s*(.+?)\.?\s*(?:I hope it is correct|\n|\Z)", re.IGNORECASE | re.DOTALL)
+_SPACES = re.compile(r"\s+|\\[,;:! ]|\\q?quad\b")
+_WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
+_BASE = re.compile(r"_\{?(\d+)\}?$")  # of a number such as 2516_8
+_ALIASES = {"\\left": "", "\\right": "", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "^\\circ": "", "^{\\circ}": "", "\\%": "%", "\\$": ""}
+
+
+def math_answer(text: str) -> str | None:
+    """The answer in a model's text: what its last \\boxed holds, else what follows its last "final answer is". None without either."""
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed
+    said = _FINAL.findall(text)
+    return said[-1].strip().removeprefix("$").removesuffix("$").strip() if said else None
+
+
+def _last_boxed(text: str) -> str | None:
+    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    if start < 0:
+        return None
+    begin = text.index("{", start) + 1
+    depth = 1
+    for end in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0) if text[end - 1] != "\\" else 0
+        if depth == 0:
+            return text[begin:end].strip()
+    return None  # cut off within
+
+
+def same_text(reference: str, answer: str) -> bool:
+    """Equal up to spacing, upright words, delimiters' sizes, fraction styles and the dollar and degree signs."""
+    return _plain(reference) == _plain(answer)
+
+
+def _plain(answer: str) -> str:
+    text = _WORDS.sub(r"\1", answer.strip().strip("$").removesuffix("."))
+    for written, meant in _ALIASES.items():
+        text = text.replace(written, meant)
+    return _SPACES.sub("", text)
+
+
+class MathGrader:
+    """Compares answers in `workers` processes; use it as a context manager. An answer that takes more than `seconds` is undecided, and its
+    process is replaced.
+
+    Raises ValueError without math-verify, or for limits that mean nothing.
+    """
+
+    def __init__(self, *, workers: int = 1, seconds: float = 10.0):
+        if workers < 1 or not seconds > 0:
+            raise ValueError(f"a grader has at least 1 worker and a limit above 0 seconds, not {workers} and {seconds}")
+        if importlib.util.find_spec("math_verify") is None:
+            raise ValueError("grading MATH needs the package math-verify: pip install 'fullband[evaluate]'")
+        self.seconds = seconds
+        self.workers = [_Worker() for _ in range(workers)]
+        self.idle: SimpleQueue[_Worker] = SimpleQueue()
+        for worker in self.workers:
+            self.idle.put(worker)
+
+    def __enter__(self) -> MathGrader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for worker in self.workers:
+            worker.stop()
+
+    def grade(self, reference: str, answer: str | None) -> Verdict:
+        """Is this answer the reference? No answer is a wrong one. Safe to call from several threads."""
+        if answer is None or not answer.strip():
+            return "wrong"
+        if same_text(reference, answer):
+            return "right"
+        bases = [base[1] for text in (reference, answer) if (base := _BASE.search(text.strip().strip("$")))]
+        if len(set(bases)) > 1:
+            return "wrong"  # math-verify does not look at the base
+        worker = self.idle.get()
+        try:
+            return worker.compare(reference, answer, self.seconds)
+        finally:
+            self.idle.put(worker)
+
+    def grade_all(self, pairs: Sequence[tuple[str, str | None]], progress: Callable[[int, Verdict], None] | None = None) -> list[Verdict]:
+        """Verdicts on (reference, answer) pairs, in their order. `progress` gets each index and verdict, in the calling thread."""
+        verdicts: dict[int, Verdict] = {}
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            futures = {pool.submit(self.grade, *pair): index for index, pair in enumerate(pairs)}
+            for future in as_completed(futures):
+                index = futures[future]
+                verdicts[index] = future.result()
+                if progress is not None:
+                    progress(index, verdicts[index])
+        return [verdicts[index] for index in range(len(pairs))]
+
+
+class _Worker:
+    """One process, started when first needed and again after it was killed."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def compare(self, reference: str, answer: str, seconds: float) -> Verdict:
+        process = self._running()
+        assert process.stdin and process.stdout
+        clock = threading.Timer(seconds, process.kill)
+        clock.start()
+        try:
+            print(json.dumps([reference, answer]), file=process.stdin, flush=True)
+            reply = process.stdout.readline().strip()
+        except OSError:  # killed, by the clock or by its memory limit
+            reply = ""
+        finally:
+            clock.cancel()
+        for verdict in get_args(Verdict):
+            if reply == verdict:
+                return verdict
+        self.stop()
+        return "undecided"
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+    def _running(self) -> subprocess.Popen[str]:
+        """A process that has loaded everything. Raises RuntimeError if it can't be started."""
+        if self.process is None or self.process.poll() is not None:
+            self.stop()
+            pipe, null = subprocess.PIPE, subprocess.DEVNULL
+            self.process = subprocess.Popen([sys.executable, "-P", str(_WORKER)], stdin=pipe, stdout=pipe, stderr=null, encoding="utf-8")
+            assert self.process.stdout
+            if self.process.stdout.readline().strip() != "ready":
+                self.stop()
+                raise RuntimeError(f"math-verify could not be started: run {sys.executable} {_WORKER} to see why")
+        return self.process

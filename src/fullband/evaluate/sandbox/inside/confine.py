@@ -1,0 +1,67 @@
+"""What a process inside does to itself before it runs code it does not trust. Limits that the namespaces outside don't set."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TypedDict
+
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+class Limits(TypedDict):
+    """Seconds, bytes and counts, as the host states them."""
+
+    seconds: float
+    memory: int
+    processes: int
+    disk: int
+
+
+def set_limits(limits: Limits, sandboxed: bool) -> None:
+    """Limits of this process and of each that it starts. Outside a sandbox, those that the system has."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    seconds = int(limits["seconds"]) + 1
+    wanted = {
+        "RLIMIT_AS": limits["memory"],
+        "RLIMIT_CPU": seconds,
+        "RLIMIT_FSIZE": limits["disk"],
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NOFILE": 64,
+        "RLIMIT_MSGQUEUE": 0,
+    }
+    if sandboxed:  # outside, it would count everything the user runs
+        wanted["RLIMIT_NPROC"] = limits["processes"]
+    for name, most in wanted.items():
+        with contextlib.nullcontext() if sandboxed else contextlib.suppress(AttributeError, ValueError, OSError):
+            resource.setrlimit(getattr(resource, name), (most, most))
+
+
+def become(user: int) -> None:
+    """Change from root to a user that owns nothing, for good."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def hide_memory() -> None:
+    """Keep processes of the same user from reading this one's memory and open files (/proc, ptrace). Linux; nothing elsewhere."""
+    if os.path.isdir("/proc/self"):
+        import ctypes
+
+        if ctypes.CDLL(None, use_errno=True).prctl(4, 0, 0, 0, 0) != 0:  # PR_SET_DUMPABLE
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
+
+
+def use_of_others() -> tuple[int, int]:
+    """Bytes of memory and number of processes of all that live in this process namespace, this one left out."""
+    own, total, processes = str(os.getpid()), 0, 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and entry != own:
+            with contextlib.suppress(OSError, IndexError), open(f"/proc/{entry}/statm") as file:  # it may end meanwhile
+                total += int(file.read().split()[1]) * PAGE
+                processes += 1
+    return total, processes
