@@ -11,8 +11,8 @@ Error of a state is ‖h - h_exact‖ / ‖h_exact‖; the worst position counts
 converged reading does not beat exact in them but in how many run at once. Targets: an error of at most 1e-3 in at most 16 passes, and fewer
 FLOPs than whole-sequence passes of the same error.
 
-    fullband train recipes/tiny-text.yaml --set output=runs/tiny-text
-    python -m benchmarks.converged --model runs/tiny-text
+    fullband train recipes/text-2048.yaml --set output=runs/text-2048
+    python -m benchmarks.converged --model runs/text-2048
 """
 
 from __future__ import annotations

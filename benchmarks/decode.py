@@ -7,7 +7,7 @@ soft / standard   seconds a token, head included, one row, step by step. Target:
 first token       reading a prompt and choosing a token: Fused (1 feedback pass) against Standard
 throughput        whole calls, prompt to last token, against transformers' `generate` with a static cache on an equal-shape Llama
                   (target: at least 1.5x), and against the bound: the weights' bytes once a token through matrix-vector products and
-                  nothing else. `generate` is the library's own; `static` is its step with fixed buffers (decode/static.py), also with
+                  nothing else. `generate` is the library's own; `static` is the same in fixed buffers (decode/static.py), also with
                   bf16 and int8 weights (int8 if torchao is there; its bound is that of its bytes) and, with --compile, compiled
 
     python -m benchmarks.decode                                    a few minutes
@@ -32,12 +32,10 @@ from benchmarks.train import equal_shape_llama
 from fullband.costs import fusion_share
 from fullband.decode import generate, prefill, resolve_mode, step
 from fullband.decode.quantize import quantize, weight_bytes
-from fullband.decode.static import StaticStepper
 from fullband.model import FullBandModel
 from fullband.presets import trunk_preset
 
 TARGETS = {"soft_over_standard": "1.01, or 1 + share + 0.01 where the share is 0.5% or more", "throughput_of_transformers": 1.5}
-SOFT = resolve_mode("soft")
 FEW = 4  # tokens timed at once where a few per cent count: the minimum over many short runs is the steadiest
 
 
@@ -114,19 +112,17 @@ def throughput(chosen: argparse.Namespace, model: FullBandModel, name: str, rows
     models = {"static": model, "static_bf16": copy.deepcopy(model).bfloat16()}
     if (int8 := quantized(model)) is not None:
         models["static_int8"] = int8
-    ours = {way: partial(static_tokens, stepper(each, prompts, chosen.new), each, prompts, chosen.new) for way, each in models.items()}
-    llama = llama_generate(model, prompts, chosen.new)
     candidates: dict[str, Callable[[], object]] = {
-        "transformers": llama,
-        "generate": partial(generate, model, prompts, "soft", max_new_tokens=chosen.new),
-        **ours,
+        "transformers": llama_generate(model, prompts, chosen.new),
+        "generate": partial(generate, model, prompts, max_new_tokens=chosen.new),
+        **{way: partial(generate, each, prompts, max_new_tokens=chosen.new, static=True) for way, each in models.items()},
         "bound": partial(stream_weights, model, chosen.new),
     }
     if chosen.compile:
         candidates["transformers_compiled"] = llama_generate(model, prompts, chosen.new, compiled=True)
         for way in [way for way in models if way != "static_bf16"]:
-            compiled = stepper(models[way], prompts, chosen.new, compiled=True)
-            candidates[way.replace("static", "compiled")] = partial(static_tokens, compiled, models[way], prompts, chosen.new)
+            compiled = partial(generate, models[way], prompts, max_new_tokens=chosen.new, compile=True)
+            candidates[way.replace("static", "compiled")] = compiled
     timings = interleave(candidates, chosen.rounds, chosen.clock, f"{name}, batch {rows}")
     whole = weight_bytes(model)
     result: dict[str, Any] = {"bytes": {way: weight_bytes(each) for way, each in models.items()}}
@@ -148,19 +144,6 @@ def random_tokens(model: FullBandModel, rows: int, length: int) -> Tensor:
 
 def likeliest(model: FullBandModel, top_BD: Tensor) -> Tensor:
     return F.linear(top_BD, model.trunk.head_weight).argmax(dim=-1)
-
-
-def stepper(model: FullBandModel, prompts: Tensor, new: int, compiled: bool = False) -> StaticStepper:
-    return StaticStepper(model, prefill(model, prompts), prompts.shape[1] + new, SOFT, compile=compiled)
-
-
-def static_tokens(decoder: StaticStepper, model: FullBandModel, prompts: Tensor, new: int) -> None:
-    """Read the prompts, make `new` tokens a row."""
-    decoder.load(prefill(model, prompts))
-    top_BD = decoder.state.top_BD
-    for _ in range(new - 1):
-        top_BD = decoder(likeliest(model, top_BD))
-    likeliest(model, top_BD).tolist()
 
 
 def stream_weights(model: FullBandModel, times: int) -> None:

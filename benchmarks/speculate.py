@@ -7,8 +7,8 @@ passes a token    passes of the check and steps, for each token made; plain deco
 acceptance        drafted tokens kept by a check, on average
 mismatches        texts that differ from plain Soft's
 
-    python -m benchmarks.speculate --model runs/tiny-text
-    python -m benchmarks.speculate --model runs/tiny-text --draft 4 8 16 --tolerance 1e-3 0 --new 256
+    python -m benchmarks.speculate --model runs/text-2048
+    python -m benchmarks.speculate --model runs/text-2048 --draft 4 8 16 --tolerance 1e-3 0 --new 256
 """
 
 from __future__ import annotations

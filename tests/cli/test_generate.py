@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from cli.commands import Trained, fullband
+from cli.commands import Trained, fullband, refused
 from fullband.data.tokenizers import load_tokenizer
 from fullband.decode import generate_texts
+from fullband.decode.quantize import quantize
 from fullband.model import FullBandModel, resolve_model_folder
 
 PROMPT = "the quick the quick"
@@ -26,6 +30,8 @@ def made_by_library(run: Trained, **settings: Any) -> list[str]:
         (["--top-p", "0.5", "--seed", "2"], {"top_p": 0.5, "seed": 2}),
         (["--min-p", "0.2", "--repetition-penalty", "1.3"], {"min_p": 0.2, "repetition_penalty": 1.3}),
         (["--stop", "k", "--stop", "e", "--n", "2"], {"stop": ["k", "e"], "n": 2}),
+        (["--stop", "e", "--min-new-tokens", "7"], {"stop": ["e"], "min_new_tokens": 7}),
+        (["--max-length", str(len(PROMPT) + 5)], {"max_length": len(PROMPT) + 5}),
     ],
 )
 def test_options_are_those_of_the_library(text_run: Trained, options: list[str], settings: dict[str, Any]) -> None:
@@ -55,6 +61,51 @@ def test_speculation_says_what_it_spared(text_run: Trained) -> None:
     assert done.out == plain.out
     report = fullband("generate", text_run.folder, PROMPT, "--max-new-tokens", "20", "--speculate", "--json").json["speculation"]
     assert report["drafted"] >= report["kept"] and report["acceptance_length"] == report["kept"] / max(1, report["checks"])
+
+
+def test_numbers_of_speculation(text_run: Trained) -> None:
+    options = ["--speculate", "--draft-length", "2", "--draft-passes", "3", "--draft-tolerance", "0", "--max-new-tokens", "20", "--json"]
+    done = fullband("generate", text_run.folder, PROMPT, *options).json
+    assert done["settings"]["speculate"] == {"draft_length": 2, "max_passes": 3, "tolerance": 0}
+    report = done["speculation"]
+    assert 0 < report["drafted"] <= 2 * report["checks"] and report["passes"] <= 3 * report["checks"] + report["steps"]
+    assert refused("generate", text_run.folder, PROMPT, "--draft-length", "2").endswith("--draft-tolerance go with --speculate")
+    assert "not Speculation(draft_length=0" in refused("generate", text_run.folder, PROMPT, "--speculate", "--draft-length", "0")
+
+
+def test_compiled_steps_make_the_same_text(text_run: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler itself is in tests/decode; here the step is only handed to it."""
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda step, **_: compiled.append(step) or step)
+    (tmp_path / "prompts.txt").write_text("the quick\nbrown\nfox the quick\n", encoding="utf-8")
+    for prompts in ([PROMPT], [PROMPT, "--n", "3"], ["--prompts", tmp_path / "prompts.txt", "--batch-size", "2"]):
+        options = [*prompts, "--temperature", "0.8", "--max-new-tokens", "12"]
+        plain = fullband("generate", text_run.folder, *options)
+        before = len(compiled)
+        assert fullband("generate", text_run.folder, *options, "--compile").out == plain.out
+        assert len(compiled) > before
+    assert "leave out one of the two" in refused("generate", text_run.folder, PROMPT, "--compile", "--speculate")
+    assert "leave out --compile" in refused("generate", text_run.folder, PROMPT, "--compile", "--compare")
+
+
+def test_bfloat16(text_run: Trained) -> None:
+    done = fullband("generate", text_run.folder, PROMPT, "--dtype", "bfloat16", "--max-new-tokens", "5", "--json").json
+    assert done["settings"]["dtype"] == "bfloat16" and len(done["completions"][0]["tokens"]) <= 5
+
+
+def test_int8_weights(text_run: Trained) -> None:
+    pytest.importorskip("torchao")
+    done = fullband("generate", text_run.folder, PROMPT, "--quantize", "int8", "--max-new-tokens", "8", "--json").json
+    model, tokenizer = FullBandModel.load(text_run.folder), load_tokenizer(resolve_model_folder(text_run.folder))
+    (expected,) = generate_texts(quantize(model), tokenizer, [PROMPT], max_new_tokens=8)
+    assert done["completions"][0]["text"] == expected.text and done["settings"]["quantize"] == "int8"
+
+
+def test_int8_weights_need_torchao(text_run: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "unknown quantisation 'int3' (known: int8)" in refused("generate", text_run.folder, PROMPT, "--quantize", "int3")
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    assert "pip install 'fullband[quantize]'" in refused("generate", text_run.folder, PROMPT, "--quantize", "int8")
 
 
 @pytest.mark.parametrize("overflow", ["refuse", "slide"])

@@ -65,7 +65,7 @@ def test_what_a_prefix_cannot_be(model: FullBandModel) -> None:
         prefill_after(model, prefix, [[2], [3] * 9])
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         prefill_after(model, prefix, [[2], []])
-    with pytest.raises(ValueError, match="'converged' keeps no passes"):
+    with pytest.raises(ValueError, match="'converged' would settle it otherwise"):
         read_prefix(model, [1, 2], "converged")
     with pytest.raises(ValueError, match="at least one position"):
         read_prefix(model, [1, 2], chunk=0)

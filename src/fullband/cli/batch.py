@@ -21,7 +21,7 @@ from fullband.decode.speculate import SpeculationReport
 
 if TYPE_CHECKING:
     from fullband.data.tokenizers import Tokenizer
-    from fullband.model import FullBandModel
+    from fullband.loading import LoadedModel
 
 LINES_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
@@ -34,7 +34,7 @@ class Job:
     speculation  what self-speculation did in this run
     """
 
-    def __init__(self, model: FullBandModel, tokenizer: Tokenizer, prompts: list[Prompt], request: Request, batch_size: int, folder: str):
+    def __init__(self, model: LoadedModel, tokenizer: Tokenizer, prompts: list[Prompt], request: Request, batch_size: int, folder: str):
         self._model, self._tokenizer, self._prompts, self._request = model, tokenizer, prompts, request
         self._batch_size, self._folder = batch_size, folder
         self.total = len(prompts) * request.samples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from fullband.decode.generate import NewText, RowText, TextCompletion, text_steps
@@ -19,20 +19,26 @@ from fullband.decode.stops import check_stop_strings
 if TYPE_CHECKING:
     from fullband.data.tokenizers import Tokenizer
     from fullband.feedback.converged import ConvergedReport
-    from fullband.model import FullBandModel
+    from fullband.loading import LoadedModel
 
 DEFAULT_NEW_TOKENS = 256
 CHUNK = 512  # positions of a prompt read at a time: the result does not depend on it, memory and the progress bar do
-SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens", "n", "overflow")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "n")
+LIMITS = ("max_new_tokens", "min_new_tokens", "max_length", "overflow")
 
 
 @dataclass(frozen=True)
 class Request:
-    """Mode, stop strings, and the keywords of `GenerateOptions` that the command line sets. Raises ValueError for what means nothing."""
+    """Mode, stop strings, the keywords of `GenerateOptions` that the command line sets, and the numbers the model computes in.
+
+    Raises ValueError for what means nothing.
+    """
 
     mode: Mode
     stop: tuple[str, ...]
     settings: Settings
+    dtype: str = "float32"
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         check_stop_strings(self.stop)
@@ -40,12 +46,12 @@ class Request:
 
     def within(self, context: int) -> Request:
         """Where no number of tokens was asked for: DEFAULT_NEW_TOKENS, or as many as the context has room for."""
-        if self.settings.get("max_new_tokens") is not None:
+        if self.settings.get("max_new_tokens") is not None or self.settings.get("max_length") is not None:
             return self
         settings: Settings = {**self.settings, "max_new_tokens": DEFAULT_NEW_TOKENS}
         if settings.get("overflow") != "slide":
             settings["max_length"] = context
-        return Request(self.mode, self.stop, settings)
+        return replace(self, settings=settings)
 
     @property
     def options(self) -> GenerateOptions:
@@ -58,9 +64,11 @@ class Request:
     def to_json(self) -> dict[str, Any]:
         """All that decides what text is made, but for model, prompt and mode."""
         options = self.options
-        return {name: getattr(options, name) for name in SHOWN} | {
+        return {name: getattr(options, name) for name in (*SAMPLING, *LIMITS)} | {
             "stop": list(self.stop),
-            "speculate": options.speculation is not None,
+            "speculate": None if options.speculation is None else asdict(options.speculation),
+            "dtype": self.dtype,
+            "quantize": self.quantize,
         }
 
 
@@ -71,7 +79,7 @@ class Completing:
     speculation  what self-speculation did so far
     """
 
-    def __init__(self, model: FullBandModel, tokenizer: Tokenizer, prompts: Sequence[str], request: Request, first_key: int = 0):
+    def __init__(self, model: LoadedModel, tokenizer: Tokenizer, prompts: Sequence[str], request: Request, first_key: int = 0):
         """The prompts are read here. Row r is sample r % n of prompt r // n; a prompt's draws are keyed by its number + `first_key`."""
         settings: Settings = {**request.settings, "keys": range(first_key, first_key + len(prompts)), "chunk": CHUNK}
         settings["stop_ids"] = [token for token in tokenizer.stops if token < model.trunk.vocab_size]
@@ -81,7 +89,7 @@ class Completing:
         self.rows = self._steps.rows
         self._texts = [RowText(tokenizer, request.stop, settings.get("min_new_tokens", 0)) for _ in range(self.rows)]
 
-    def _read(self, model: FullBandModel, tokens: list[list[int]], request: Request, settings: Settings) -> TokenStream:
+    def _read(self, model: LoadedModel, tokens: list[list[int]], request: Request, settings: Settings) -> TokenStream:
         mode = request.mode
         passes = mode.feedback_passes if mode.name == "fused" else None
         if passes != "converged":

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from fullband.cli.prompts import Prompt
     from fullband.data.tokenizers import Tokenizer
     from fullband.decode.options import Settings
-    from fullband.model import FullBandModel
+    from fullband.decode.speculate import Speculation
+    from fullband.loading import LoadedModel
 
 EXAMPLES = """Examples:
 
@@ -24,6 +25,7 @@ EXAMPLES = """Examples:
   fullband generate runs/tiny-text "import " --temperature 0.8 --top-p 0.95 --n 3 --seed 1
   fullband generate runs/tiny-text "class Stack:" --mode fused --feedback-passes exact --json
   fullband generate runs/tiny-text "def mean(values):" --stop "def " --speculate
+  fullband generate runs/tiny-text "def mean(values):" --dtype bfloat16 --compile --max-new-tokens 900
   fullband generate runs/tiny-text --prompts prompts.txt --output answers.jsonl       again with --resume if it was interrupted
   fullband generate runs/tiny-text "def mean(values):" --compare                      the three modes side by side
   fullband generate runs/tiny-text --prompts prompts.jsonl --compare --html modes.html
@@ -50,6 +52,8 @@ def generate(
         ),
     ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Default: 256, or as many as the context has room for.")] = None,
+    min_new_tokens: Annotated[int, typer.Option(help="No stop before as many.")] = 0,
+    max_length: Annotated[int | None, typer.Option(help="Tokens of prompt and continuation together; default: the context.")] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
     top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that together have this probability.")] = 1.0,
@@ -65,6 +69,11 @@ def generate(
         bool,
         typer.Option("--speculate", help="Self-speculation: draft from the text, check in parallel passes; the acceptance is printed."),
     ] = False,
+    draft_length: Annotated[int | None, typer.Option(help="With --speculate: tokens drafted at a time (default 8).")] = None,
+    draft_passes: Annotated[int | None, typer.Option(help="With --speculate: passes that a check may take (default 4).")] = None,
+    draft_tolerance: Annotated[
+        float | None, typer.Option(help="With --speculate: relative change below which a state counts as exact (default 0.001).")
+    ] = None,
     prompts: Annotated[str | None, typer.Option(metavar="FILE", help="Prompts, txt or jsonl, - for standard input; see below.")] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where completions of --prompts go, as jsonl; default: stdout.")
@@ -78,6 +87,10 @@ def generate(
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print the text as it is made, or when it is complete.")] = True,
     device: Device = "auto",
     dtype: Dtype = "float32",
+    quantize: Annotated[str | None, typer.Option(metavar="int8", help="Weights in int8; needs torchao.")] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the decoding step: a minute or more first, then faster. Needs a C++ compiler.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt, or each of a file of prompts.
@@ -92,7 +105,8 @@ def generate(
         raise ValueError("--resume needs --output: the file that holds the completions so far")
     if html and not compare:
         raise ValueError("--html goes with --compare")
-    for given, name in ((mode, "--mode"), (n != 1, "--n"), (speculate, "--speculate"), (output, "--output"), (resume, "--resume")):
+    alone = {"--mode": mode, "--n": n != 1, "--speculate": speculate, "--compile": compile, "--output": output, "--resume": resume}
+    for name, given in alone.items():
         if compare and given:
             raise ValueError(f"--compare continues each prompt once in every mode: leave out {name}")
     if prompts is not None and as_json and output is None and not compare:
@@ -102,11 +116,13 @@ def generate(
     from fullband.cli.completions import DEFAULT_NEW_TOKENS, Request
     from fullband.cli.console import messages
     from fullband.cli.prompts import Prompt, check_prompts, read_prompts
-    from fullband.decode import Speculation, resolve_mode
+    from fullband.decode import resolve_mode
 
     passes = None if feedback_passes is None else parse_feedback_passes(feedback_passes)
     settings: Any = {
         "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
+        "max_length": max_length,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -115,11 +131,12 @@ def generate(
         "n": n,
         "seed": seed,
         "overflow": overflow,
-        "speculation": Speculation() if speculate else None,
+        "speculation": speculation_of(speculate, draft_length, draft_passes, draft_tolerance),
+        "compile": compile,
     }
-    if overflow == "slide" and max_new_tokens is None:
+    if overflow == "slide" and max_new_tokens is None and max_length is None:
         settings["max_new_tokens"] = DEFAULT_NEW_TOKENS
-    request = Request(resolve_mode("fused" if compare else mode or "soft", passes), tuple(stop or ()), settings)
+    request = Request(resolve_mode("fused" if compare else mode or "soft", passes), tuple(stop or ()), settings, dtype, quantize)
     if output:
         check_output(output, resume)
     if html:
@@ -127,6 +144,10 @@ def generate(
     notes: list[str] = []
     chosen = [Prompt(prompt)] if prompt is not None else read_prompts(str(prompts), notes.append)
     network, tokenizer, folder = open_model(model, device, dtype)
+    if quantize is not None:
+        from fullband.decode.quantize import quantize as quantized
+
+        network = quantized(network, quantize)
     request = request.within(network.trunk.context)
     lengths = check_prompts(chosen, tokenizer, network.trunk, request.options)
     for note in notes:  # not before: a refusal is one line
@@ -137,13 +158,25 @@ def generate(
         elif prompts is None:
             continue_prompt(network, tokenizer, folder, chosen[0], lengths[0], request, stream, as_json)
         else:
-            continue_file(network, tokenizer, folder, chosen, request, batch_size, output, as_json)
+            limit = max(request.options.limits(lengths, network.trunk.context), default=1)
+            continue_file(network, tokenizer, folder, chosen, request, limit, batch_size, output, as_json)
     except KeyboardInterrupt:
         interrupted(output)
 
 
+def speculation_of(asked: bool, length: int | None, passes: int | None, tolerance: float | None) -> Speculation | None:
+    """The settings that were given, defaults elsewhere. Raises ValueError for some that were given without being asked for."""
+    from fullband.decode import Speculation
+
+    numbers: dict[str, Any] = {"draft_length": length, "max_passes": passes, "tolerance": tolerance}
+    given = {name: number for name, number in numbers.items() if number is not None}
+    if given and not asked:
+        raise ValueError("--draft-length, --draft-passes and --draft-tolerance go with --speculate")
+    return Speculation(**given) if asked else None
+
+
 def continue_prompt(
-    network: FullBandModel,
+    network: LoadedModel,
     tokenizer: Tokenizer,
     folder: Path,
     prompt: Prompt,
@@ -195,16 +228,17 @@ def continue_prompt(
 
 
 def continue_file(
-    network: FullBandModel,
+    network: LoadedModel,
     tokenizer: Tokenizer,
     folder: Path,
     prompts: list[Prompt],
     request: Request,
+    limit: int,
     batch_size: int,
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """A line of JSON for each completion, to `output` or stdout."""
+    """A line of JSON for each completion of at most `limit` tokens, to `output` or stdout."""
     import sys
 
     from fullband.cli.amounts import duration, short
@@ -216,7 +250,6 @@ def continue_file(
     if output is not None:
         job.skip_written(output)
     before, begun, console = job.written, time.perf_counter(), messages()
-    limit = request.settings.get("max_new_tokens") or 1
     with open_output(output) as file:  # before the bar: what is written here must not go where the bar is drawn
         if before and before < job.total:
             console.print(f"{output}: holds {before} of {job.total} completions; going on behind them", soft_wrap=True)
@@ -244,7 +277,7 @@ def continue_file(
 
 
 def run_comparison(
-    network: FullBandModel,
+    network: LoadedModel,
     tokenizer: Tokenizer,
     folder: Path,
     prompts: list[Prompt],

@@ -42,6 +42,8 @@ class Settings(TypedDict, total=False):
     cancelled: Callable[[], bool] | Event | None
     chunk: int | None
     speculation: Speculation | None
+    static: bool
+    compile: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,10 @@ class GenerateOptions(SamplingOptions):
     chunk           positions of a prompt that are read at a time; None = all. The result does not depend on it
     speculation     draft by looking back and check drafts in parallel passes (`Speculation`); rows are then read one by one.
                     None = a step a token
+    static          decode in buffers of fixed size (`decode.static`), where finished rows stay until all have finished. By itself no
+                    faster on a CPU; what `compile` needs. For the built-in decoder; neither with overflow="slide" nor with speculation
+    compile         `static`, and compile the step: seconds to minutes at the first use of a number of rows and a length (both rounded up to
+                    powers of two), then faster (results/benchmarks says how much). Needs a C++ compiler on the CPU
 
     Raises ValueError for values that mean nothing or contradict each other.
     """
@@ -80,6 +86,8 @@ class GenerateOptions(SamplingOptions):
     cancelled: Callable[[], bool] | Event | None = None
     chunk: int | None = None
     speculation: Speculation | None = None
+    static: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,6 +105,14 @@ class GenerateOptions(SamplingOptions):
             raise ValueError(f"unknown overflow '{self.overflow}' (known: {', '.join(get_args(Overflow))})")
         if self.overflow == "slide" and self.max_new_tokens is None and self.max_length is None:
             raise ValueError("a text that slides has no end of its own: give max_new_tokens or max_length")
+        for other, name in ((self.overflow == "slide", "overflow='slide'"), (self.speculation is not None, "speculation")):
+            if self.in_fixed_buffers and other:
+                how = "compile" if self.compile else "static"
+                raise ValueError(f"{how} decodes in fixed buffers, which {name} cannot use: leave out one of the two")
+
+    @property
+    def in_fixed_buffers(self) -> bool:
+        return self.static or self.compile
 
     def is_cancelled(self) -> bool:
         if self.cancelled is None:

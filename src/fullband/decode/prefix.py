@@ -35,14 +35,20 @@ class Prefix:
 
 @torch.no_grad()
 def read_prefix(model: FeedbackModel, tokens: Sequence[int], feedback_passes: FeedbackPasses = 0, chunk: int | None = None) -> Prefix:
-    """Read a prefix for `prefill_after`. Arguments and errors are those of `prefill`; ValueError for "converged", whose passes
-    differ from window to window, so that a continuation could not go on with them."""
+    """Read a prefix for `prefill_after`. Arguments and errors are those of `prefill`.
+
+    ValueError for "converged". There a state is committed when it moves less than a tolerance, which depends on the window it stands in; a
+    window that ended with the prefix would end elsewhere in prompt and prefix read as one. So `prefill_after` could keep its promise to the
+    tolerance only; "exact" keeps it to rounding.
+    """
     check_feedback_passes(feedback_passes)
     if feedback_passes == "converged":
-        raise ValueError("a prefix is read in a number of feedback passes or 'exact'; 'converged' keeps no passes to go on with")
+        raise ValueError(
+            "read a prefix in a number of feedback passes or 'exact': 'converged' would settle it otherwise than a whole prompt"
+        )
     empty = [Lane()] * (feedback_passes + 1 if isinstance(feedback_passes, int) else 1)
     aligned = align_prompts(model.trunk, [tokens])
-    lanes, _ = _read(model, aligned, empty, feedback_passes == "exact", chunk)
+    lanes, _ = read_on(model, aligned, empty, feedback_passes == "exact", chunk)
     return Prefix(tuple(tokens), feedback_passes, tuple(lanes))
 
 
@@ -68,7 +74,7 @@ def prefill_after(
         aligned = replace(aligned, positions_BT=aligned.positions_BT + before)
     rows = len(aligned.tokens_BT)
     lanes = [_repeated(lane, rows) for lane in prefix.lanes]
-    lanes, states_BTD = _read(model, aligned, lanes, prefix.feedback_passes == "exact", chunk)
+    lanes, states_BTD = read_on(model, aligned, lanes, prefix.feedback_passes == "exact", chunk)
     cache, lengths_B = lanes[-1].cache, before + aligned.lengths_B
     assert cache is not None
     if aligned.documents_BT is not None:
@@ -78,8 +84,10 @@ def prefill_after(
     return DecodeState(cache if keep == "all" else cache.trim(), top_BD, lengths_B, documents_B)
 
 
-def _read(model: FeedbackModel, aligned: AlignedPrompts, lanes: list[Lane], exact: bool, chunk: int | None) -> tuple[list[Lane], Tensor]:
-    """(the lanes behind these slots, the last with all its keys; the last one's states [B, T, D])."""
+def read_on(
+    model: FeedbackModel, aligned: AlignedPrompts, lanes: list[Lane], exact: bool, chunk: int | None, keep: CacheKeep = "all"
+) -> tuple[list[Lane], Tensor]:
+    """(the lanes behind these slots, which follow those that `lanes` have read; the last one's states [B, T, D])."""
     if chunk is not None and chunk < 1:
         raise ValueError(f"a chunk has at least one position, not {chunk}")
     states = []
@@ -89,10 +97,10 @@ def _read(model: FeedbackModel, aligned: AlignedPrompts, lanes: list[Lane], exac
         documents_BT = None if aligned.documents_BT is None else aligned.documents_BT[:, part]
         embeddings_BTD = model.trunk.embed(aligned.tokens_BT[:, part])
         if exact:
-            lane, states_BTD = exact_step(model, lanes[0], embeddings_BTD, positions_BT, documents_BT, "all")
+            lane, states_BTD = exact_step(model, lanes[0], embeddings_BTD, positions_BT, documents_BT, keep)
             lanes = [lane]
         else:
-            lanes, states_BTD = chunk_passes(model, lanes, embeddings_BTD, positions_BT, documents_BT, "all", more=True)
+            lanes, states_BTD = chunk_passes(model, lanes, embeddings_BTD, positions_BT, documents_BT, keep, more=True)
         states.append(states_BTD)
     return lanes, torch.cat(states, dim=1)
 

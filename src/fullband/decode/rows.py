@@ -41,16 +41,18 @@ class Rows:
         mode: Mode,
         state: DecodeState,
         chunk: int | None,
-        speculation: Speculation | None = None,
-        texts_NT: Tensor | None = None,
+        speculation: Speculation | None,
+        texts_NT: Tensor,
+        report: SpeculationReport,
     ):
-        """`texts_NT` is what the rows have read, as far as it is known, -1 in padding: where speculation looks for its drafts."""
+        """`texts_NT` is what the rows have read, as far as it is known, -1 in padding: where speculation looks for its drafts.
+        It keeps `report` up to date."""
         self._model, self._mode, self._chunk, self._speculation = model, mode, chunk, speculation
-        self.speculation_report = SpeculationReport()
+        self._report = report
         places = torch.arange(state.top_BD.shape[0], device=state.top_BD.device)
         self._batches = [_Batch(state, places, self._room(state))]
         if speculation is not None:
-            self._batches = self._apart(self._batches[0], torch.full((len(places), 0), -1) if texts_NT is None else texts_NT)
+            self._batches = self._apart(self._batches[0], texts_NT)
 
     @property
     def top_ND(self) -> Tensor:
@@ -92,7 +94,7 @@ class Rows:
         for row, text in enumerate(texts_MT.tolist()):
             one = torch.tensor([row], device=batch.places_M.device)
             known = [token for token in text if token >= 0]
-            ahead = LookAhead(self._model, self._mode, self._speculation, known, self.speculation_report)
+            ahead = LookAhead(self._model, self._mode, self._speculation, known, self._report)
             apart.append(_Batch(batch.state.select(one), batch.places_M[one], batch.room, ahead))
         return apart
 

@@ -18,6 +18,8 @@ from fullband.decode.prefill import prefill_aligned
 from fullband.decode.prompts import AlignedPrompts, TokenLists, align_prompts
 from fullband.decode.rows import Rows, kept_of
 from fullband.decode.sampling import Sampler, penalize_repetition, precise
+from fullband.decode.speculate import SpeculationReport
+from fullband.decode.static import StaticRows
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
 
@@ -113,8 +115,12 @@ class TokenStream(Iterator[NewTokens]):
         self._model, self._options = model, options
         texts_NT = tokens_BT.repeat_interleave(options.n, dim=0)
         repeated = state if options.n == 1 else state.repeat(options.n)
-        self._rows = Rows(model, mode, repeated, options.chunk, options.speculation, texts_NT)
-        self.speculation_report = self._rows.speculation_report
+        self.speculation_report = SpeculationReport()
+        self._rows: Rows | StaticRows
+        if options.in_fixed_buffers:
+            self._rows = StaticRows(model, mode, repeated, plan.limits, options.compile)
+        else:
+            self._rows = Rows(model, mode, repeated, options.chunk, options.speculation, texts_NT, self.speculation_report)
         self._sampler = Sampler(options, plan.keys, max(plan.limits), device)
         self._stops_S = torch.tensor(plan.stops, dtype=torch.long, device=device)
         self._limits_N = torch.tensor(plan.limits, device=device)
