@@ -125,6 +125,67 @@ def test_the_prefix_is_never_computed_again(isometric_model, packed_rows):
     assert seen == [5, 11, 8, T - 16, T - 5]
 
 
+def prompts_and_answers(rows, seed=0):
+    """True on the prompts of packed documents: each begins with one of its own length, and some documents are all prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    plain = torch.ones_like(rows.tokens, dtype=torch.bool)
+    for row, documents in enumerate(rows.documents):
+        for document in documents[documents >= 0].unique():
+            places = (documents == document).nonzero()[:, 0]
+            prompt = int(torch.randint(1, len(places) + 1, (), generator=generator))
+            plain[row, places[prompt:]] = False
+    return plain
+
+
+@pytest.mark.parametrize("condition", [CONDITIONS["packed"], CONDITIONS["everything"]], ids=["packed", "everything"])
+@pytest.mark.parametrize("control", ["none", "shuffled"])
+def test_law_3_holds_for_masks_of_plain_positions(isometric_model, packed_rows, condition, control):
+    """K = 3 with prompts between the answers of packed rows, another mask in each pass, in both orders of their first fused position."""
+    model, rows = isometric_model(), packed_rows(PACKED)
+    model.fusion.control = control
+    early, late = prompts_and_answers(rows, 1), prompts_and_answers(rows, 4)
+    late[:, :9] = True
+    assert (~early).any(0).int().argmax() < (~late).any(0).int().argmax()
+    for prefixes in ([early, early], [early, late], [late, early], [late, 5]):
+        slow = evaluate(model, rows, condition, multipass_reference, prefixes)
+        for pieces in (False, True):
+            assert_same(evaluate(model, rows, condition, multipass, prefixes, pieces=pieces), slow)
+        assert slow[1]["fusion.state.weight"].abs().max() > 1e-8
+
+
+def test_a_mask_reuses_up_to_the_first_fused_position(isometric_model, packed_rows):
+    model, rows = isometric_model(), packed_rows(PACKED)
+    plain = prompts_and_answers(rows, 2)
+    plain[:, :7] = True
+    first = int((~plain).any(0).int().argmax())
+    seen = []
+    model.trunk.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    outputs = multipass(model, rows.tokens, [plain, torch.ones_like(plain)], rows.positions, rows.documents)
+    assert seen == [T, T - first, 1]
+    torch.testing.assert_close(outputs[2].states, outputs[0].states[:, -1:], rtol=0, atol=1e-10)  # nothing fused: pass 1 again
+    assert torch.equal(outputs[1].fused(T, "cpu"), ~plain)
+
+
+def test_a_prompt_is_read_plainly_whatever_was_answered_before(isometric_model, packed_rows):
+    """In a packed row the prompt behind another conversation's fused answer has pass 1's states: nothing crosses (laws 3 and 5)."""
+    model, rows = isometric_model(), packed_rows(PACKED)
+    plain = prompts_and_answers(rows, 3)
+    prompt_only = plain & (plain.cumprod(1) == 0) & (rows.documents > 0)
+    for compute in (multipass, multipass_reference):
+        outputs = compute(model, rows.tokens, [plain, plain], rows.positions, rows.documents)
+        for output in outputs[1:]:
+            difference = (output.states - outputs[0].states[:, output.start :]).abs().amax(-1)
+            assert difference[prompt_only[:, output.start :]].max() < 1e-10
+            assert difference[~plain[:, output.start :]].max() > 1e-3
+
+
+def test_a_mask_of_another_length_is_refused(isometric_model):
+    model, tokens = isometric_model(), torch.zeros(2, 8, dtype=torch.long)
+    for compute in (multipass, multipass_reference):
+        with pytest.raises(ValueError, match="one entry a token: 5 for 8 tokens"):
+            compute(model, tokens, [torch.ones(2, 5, dtype=torch.bool)])
+
+
 def wrong(model, tokens, prefixes, positions, documents, jitter, mistake):
     """Multi-pass with one of the mistakes that prefix reuse invites."""
     embeddings = model.trunk.embed(tokens)

@@ -170,11 +170,43 @@ def test_state_survives_a_checkpoint():
     assert draws(after) != draws(before)
     after.load_state_dict(before.state_dict())
     assert draws(after) == draws(before) and after.state_dict() == before.state_dict()
-    assert schedule().state_dict() == {}
+    assert schedule().state_dict() == {"switch_on": 300} and schedule(SCHEDULES["none"]).state_dict() == {"switch_on": None}
     schedule().load_state_dict(before.state_dict())
     fresh = schedule(adaptive=AdaptiveConfig())
     fresh.load_state_dict(schedule(adaptive=AdaptiveConfig()).state_dict())
     assert fresh.adaptive.share is None
+
+
+def test_a_switch_on_that_a_resumed_run_has_passed_comes_now():
+    """A plain run is resumed at step 10 with feedback from step 0 on: warm-up and ramp begin at 10, and stay there at the next resume."""
+    plain, feeding = schedule(SCHEDULES["none"]), SCHEDULES["three-pass"]
+    changed = schedule(feeding, fusion_warmup=5, loss_weight_ramp=4)
+    assert changed.switch_on == 0 and changed.warming_fusion(4) and not changed.warming_fusion(10)
+    changed.load_state_dict(plain.state_dict(), step=10)
+    again = schedule(feeding, fusion_warmup=5, loss_weight_ramp=4)
+    again.load_state_dict(changed.state_dict(), step=12)
+    for resumed in (changed, again):
+        assert resumed.switch_on == 10
+        assert [resumed.warming_fusion(step) for step in (9, 10, 14, 15)] == [False, True, True, False]
+    later = schedule(fusion_warmup=5)
+    later.load_state_dict(plain.state_dict(), step=10)
+    assert later.switch_on == 300 and later.switched_on is None
+    earlier = schedule(feeding, fusion_warmup=5)
+    earlier.load_state_dict(schedule(feeding).state_dict(), step=3)
+    assert earlier.switch_on == 0 and earlier.warming_fusion(4), "feedback that was on goes on"
+
+
+def test_the_loss_weight_rises_from_the_switch_on():
+    ramped = schedule(loss_weight=0.8, loss_weight_ramp=4)
+    assert [ramped.loss_weight(step) for step in (0, 299, 300, 301, 303, 304, 399)] == pytest.approx([0, 0, 0.2, 0.4, 0.8, 0.8, 0.8])
+    assert {schedule(loss_weight=0.8).loss_weight(step) for step in (0, 299, 300)} == {0.8}
+
+
+def test_the_prefix_of_chat_data_is_where_its_prompts_are():
+    plain_BT = torch.rand(2, 6) < 0.5
+    assert all(prefix is plain_BT for prefix in schedule(prefix="answer").prefixes(3, 0, 3, 6, torch.arange(2), plain_BT))
+    with pytest.raises(ValueError, match="'answer' needs data that say where answers begin"):
+        schedule(prefix="answer").prefixes(3, 0, 3, 6, torch.arange(2))
 
 
 def test_every_step_of_the_fusion_warmup_feeds_back():

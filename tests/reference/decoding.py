@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,16 +12,28 @@ from fullband.model import FullBandModel
 from fullband.trunk.attention import dense_plan
 
 
+def run_decoder(model: Any, inputs_1TD: Tensor) -> Tensor:
+    """Top states [1, T, D] of a whole row, from an App. A decoder."""
+    plan, model.trunk.plan = model.trunk.plan, dense_plan
+    states, _ = model.trunk(inputs_1TD)
+    model.trunk.plan = plan
+    return states
+
+
 @torch.no_grad()
-def reference_tops(model: FullBandModel, prompt: list[int], new: list[int], feedback_passes: int | str, feeds_back: bool) -> list[Tensor]:
+def reference_tops(
+    model: Any,
+    prompt: list[int],
+    new: list[int],
+    feedback_passes: int | str,
+    feeds_back: bool,
+    run_row: Callable[[Any, Tensor], Tensor] = run_decoder,
+) -> list[Tensor]:
     """Top states [D] after the prompt and after each of the `new` tokens (Eqs. 8-11, Listing 2)."""
     embeddings = model.trunk.embed(torch.tensor([prompt + new]))[0]
 
     def run(inputs: list[Tensor]) -> Tensor:
-        plan, model.trunk.plan = model.trunk.plan, dense_plan
-        states, _ = model.trunk(torch.stack(inputs)[None])
-        model.trunk.plan = plan
-        return states[0]
+        return run_row(model, torch.stack(inputs)[None])[0]
 
     def fuse(position: int, state: Tensor) -> Tensor:
         return model.fusion(embeddings[position][None, None], state[None, None], model.trunk.input_norm)[0, 0]

@@ -113,8 +113,10 @@ def read_converged(
 
     lengths_B    tokens of each row, padding (document -1) behind them; None = all of them
     tolerance    relative change of a state below which it is settled
-    Raises ValueError for a tolerance, window or number of passes that cannot work.
+    Raises ValueError for a tolerance, window or number of passes that cannot work, and for a trunk whose cache cannot be cut back.
     """
+    if not model.trunk.crops:
+        raise ValueError("converged reading cuts the cache back, which recurrent layers cannot: use a number of feedback passes or 'exact'")
     if not tolerance > 0:
         raise ValueError(f"the tolerance of converged reading is positive, not {tolerance}")
     if window < 1 or max_passes < 2:

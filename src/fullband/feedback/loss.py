@@ -126,7 +126,7 @@ class PassLoss:
     """Sums of cross-entropy (nats) and counts for one pass; divide once.
 
     total / count                 over all scored positions (its plain prefix included, at pass 1's loss)
-    fused / fused_count           over t > p_k only
+    fused / fused_count           over t > p_k only, or where a mask of plain positions says fused
     plain_there                   pass 1's sum over those same positions: fused < plain_there is what feedback is for
     """
 
@@ -184,9 +184,7 @@ def multipass_loss(
 
 
 def _pass_loss(output: PassStates, nll: Tensor, plain_nll: Tensor, scored: Tensor) -> PassLoss:
-    slots = torch.arange(scored.shape[1], device=scored.device)[None]
-    prefix = output.prefix.to(scored.device)[:, None] if isinstance(output.prefix, Tensor) else output.prefix
-    fused = slots > prefix
+    fused = output.fused(scored.shape[1], scored.device)
     total = plain_nll[:, : output.start].sum() + nll.sum() if output.k > 1 else nll.sum()
     return PassLoss(
         total=total,

@@ -68,14 +68,18 @@ def _plain_positions(embeddings: Tensor, boundary: Tensor | None, positions: Ten
 
 
 def iterate_passes(
-    model: FeedbackModel, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None
+    model: FeedbackModel,
+    tokens_BT: Tensor,
+    positions_BT: Tensor | None = None,
+    documents_BT: Tensor | None = None,
+    plain_BT: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """States [B, T, D] of pass 1 (plain), 2, 3, … without end, in constant memory."""
+    """States [B, T, D] of pass 1 (plain), 2, 3, … without end, in constant memory. `plain_BT`: where all passes stay plain (prompts)."""
     embeddings = model.trunk.embed(tokens_BT)
     states, _ = model.trunk(embeddings, positions_BT, documents_BT)
     while True:
         yield states
-        states, _ = fused_pass(model, embeddings, states, positions_BT=positions_BT, documents_BT=documents_BT)
+        states, _ = fused_pass(model, embeddings, states, positions_BT=positions_BT, documents_BT=documents_BT, plain_BT=plain_BT)
 
 
 def read(
@@ -84,27 +88,37 @@ def read(
     feedback_passes: FeedbackPasses = 0,
     positions_BT: Tensor | None = None,
     documents_BT: Tensor | None = None,
+    plain_BT: Tensor | None = None,
 ) -> Tensor:
     """Top states [B, T, D] of whole rows after 0, 1, 2, … feedback passes, read position by position ("exact", Eq. 8), or refined until
     they stop moving ("converged", to 1e-3; `read_converged` has the options).
 
-    Raises ValueError for any other `feedback_passes` and for rows longer than the context.
+    plain_BT   True where nothing is fed back: the prompts, which Soft reads plainly
+    Raises ValueError for any other `feedback_passes`, for rows longer than the context, and for "converged" with `plain_BT`.
     """
     check_length(model, tokens_BT.shape[1])
     check_feedback_passes(feedback_passes)
     if feedback_passes == "exact":
-        return read_exact(model, tokens_BT, positions_BT, documents_BT)
+        return read_exact(model, tokens_BT, positions_BT, documents_BT, plain_BT)
     if feedback_passes == "converged":
+        if plain_BT is not None:
+            raise ValueError("feedback_passes 'converged' reads whole rows fused; rows with plain prompts take 0, 1, 2, … or 'exact'")
         from fullband.feedback.converged import read_converged  # it is written with fused_pass, so it comes after this module
 
         return read_converged(model, tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT)[0]
-    for done, states in enumerate(iterate_passes(model, tokens_BT, positions_BT, documents_BT)):
+    for done, states in enumerate(iterate_passes(model, tokens_BT, positions_BT, documents_BT, plain_BT)):
         if done == feedback_passes:
             return states
     raise AssertionError("iterate_passes does not end")
 
 
-def read_exact(model: FeedbackModel, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None) -> Tensor:
+def read_exact(
+    model: FeedbackModel,
+    tokens_BT: Tensor,
+    positions_BT: Tensor | None = None,
+    documents_BT: Tensor | None = None,
+    plain_BT: Tensor | None = None,
+) -> Tensor:
     """Top states [B, T, D] of the sequential recurrence (Eq. 8): each position waits for the one before it."""
     embeddings = model.trunk.embed(tokens_BT)
     cache: Any | None = None
@@ -114,7 +128,9 @@ def read_exact(model: FeedbackModel, tokens_BT: Tensor, positions_BT: Tensor | N
         here = slice(t, t + 1)
         positions = None if positions_BT is None else positions_BT[:, here]
         documents = None if documents_BT is None else documents_BT[:, here]
-        state, cache = fused_pass(model, embeddings[:, here], embeddings[:, here], boundary, positions, documents, cache, keep="window")
+        plain = None if plain_BT is None else plain_BT[:, here]
+        token = embeddings[:, here]
+        state, cache = fused_pass(model, token, token, boundary, positions, documents, cache, "window", plain)
         states.append(state)
         boundary = state[:, 0]
     return torch.cat(states, dim=1)

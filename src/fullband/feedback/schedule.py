@@ -27,6 +27,7 @@ class PassSchedule:
     def __init__(self, config: FeedbackConfig, phases: list[Phase], steps: int, seed: int):
         self.config, self.phases, self.steps, self.seed = config, phases, steps, seed
         self.offset = float(keyed_generator("passes", seed).random())
+        self.switched_on: int | None = None  # the switch-on of a resumed run, where it is not the recipe's
         self.adaptive = AdaptiveShare(config.adaptive) if config.adaptive else None
 
     def probabilities(self, step: int) -> dict[int, float]:
@@ -44,24 +45,46 @@ class PassSchedule:
             return min((k for k, p in probabilities.items() if k > 1 and p > 0), default=1)
         return drawn
 
-    @cached_property
+    @property
     def switch_on(self) -> int | None:
-        """The first step whose phase feeds back; None if none does. The adaptive share moves passes, but never to or from 1."""
+        """The first step of the run that may feed back; None if none does."""
+        return self._planned_switch_on if self.switched_on is None else self.switched_on
+
+    @cached_property
+    def _planned_switch_on(self) -> int | None:
+        """The first step whose phase feeds back. The adaptive share moves passes, but never to or from 1."""
         return next((s for s in range(self.steps) if any(k > 1 and p > 0 for k, p in self.probabilities(s).items())), None)
+
+    def loss_weight(self, step: int) -> float:
+        """λ of Eq. 12 at `step`: the configured one, reached in equal parts over `loss_weight_ramp` steps that begin with the switch-on."""
+        ramp, on = self.config.loss_weight_ramp, self.switch_on
+        if not ramp or on is None:
+            return self.config.loss_weight
+        return self.config.loss_weight * min(1.0, max(0, step - on + 1) / ramp)
 
     def warming_fusion(self, step: int) -> bool:
         """Whether `step` trains only the fusion."""
         on = self.switch_on if self.config.fusion_warmup else None
         return on is not None and on <= step < on + self.config.fusion_warmup
 
-    def prefixes(self, step: int, accumulation: int, passes: int, length: int, rows: Tensor) -> list[Prefix]:
-        """p_2 … p_K for one microbatch of rows [B] (their numbers in the step), all drawn before pass 1: uniform over 0 … length - 2."""
-        return [self._prefix(step, accumulation, k, length, rows) for k in range(2, passes + 1)]
+    def prefixes(
+        self, step: int, accumulation: int, passes: int, length: int, rows: Tensor, plain_BT: Tensor | None = None
+    ) -> list[Prefix]:
+        """p_2 … p_K for one microbatch of rows [B] (their numbers in the step), all drawn before pass 1: uniform over 0 … length - 2.
+
+        `plain_BT` says where the prompts are: the prefix "answer" is this mask in every pass. Raises ValueError if it has none.
+        """
+        if self.config.prefix == "answer":
+            if plain_BT is None:
+                raise ValueError("feedback.prefix: 'answer' needs data that say where answers begin (data.source.kind chat)")
+            return [plain_BT] * (passes - 1)
+        keys = [2] * (passes - 1) if self.config.prefix == "shared" else range(2, passes + 1)
+        return [self._prefix(step, accumulation, k, length, rows) for k in keys]
 
     def _prefix(self, step: int, accumulation: int, k: int, length: int, rows: Tensor) -> Prefix:
         if self.config.prefix == "off":
             return 0
-        if self.config.prefix == "uniform":
+        if self.config.prefix in ("uniform", "shared"):
             return self._round(int(keyed_generator("prefix", self.seed, step, accumulation, k).integers(0, length - 1)))
         drawn = [int(keyed_generator("prefix", self.seed, step, k, int(row)).integers(0, length - 1)) for row in rows]
         return torch.tensor([self._round(p) for p in drawn], device=rows.device)
@@ -76,11 +99,22 @@ class PassSchedule:
         return tokens_per_step * sum(self.passes(step) for step in range(self.steps))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"adaptive_share": self.adaptive.share} if self.adaptive else {}
+        share = {"adaptive_share": self.adaptive.share} if self.adaptive else {}
+        return {"switch_on": self.switch_on} | share
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], step: int | None = None) -> None:
+        """Take over a state that was saved after `step` steps (None: of this very run).
+
+        Feedback that was on stays on since then; where a changed recipe would have switched it on already, it is switched on at `step`,
+        so that warm-up and ramp are not skipped.
+        """
         if self.adaptive and "adaptive_share" in state:
             self.adaptive.share = state["adaptive_share"]
+        before = state.get("switch_on")
+        if step is None or (before is not None and before < step):
+            self.switched_on = before
+        elif self._planned_switch_on is not None and self._planned_switch_on < step:
+            self.switched_on = step
 
     def _phase(self, step: int) -> Phase:
         done = 0.0

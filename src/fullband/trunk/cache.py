@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -154,7 +154,17 @@ class Cache:
         return self.select(torch.arange(self.batch, device=device).repeat_interleave(times))
 
 
-def extend_documents(cache: Cache | None, documents_BT: Tensor | None, batch: int, added: int, device: Any) -> Slots | None:
+class _Remembers(Protocol):
+    """What the caches of all trunks have."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def documents(self) -> Slots | None: ...
+
+
+def extend_documents(cache: _Remembers | None, documents_BT: Tensor | None, batch: int, added: int, device: Any) -> Slots | None:
     """Documents of the cached and the new slots; None as long as every row is one unpadded document."""
     past = cache.documents if cache else None
     if documents_BT is None and past is None:

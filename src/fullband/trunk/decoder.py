@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,16 +24,8 @@ from fullband.trunk.attention import Plan, attend, make_plan
 from fullband.trunk.cache import Cache, Slots, extend_documents
 from fullband.trunk.pointwise import RMSNorm, rotate
 from fullband.trunk.protocol import Keep
+from fullband.trunk.rope import rotary
 from fullband.trunk.static_cache import StaticCache
-
-
-def rotary(positions_BT: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """RoPE's tables [B, 1, T, head_dim], as `rotate` takes them. Angles are computed in at least float32."""
-    precise = torch.promote_types(dtype, torch.float32)
-    frequencies = base ** (-torch.arange(0, head_dim, 2, device=positions_BT.device, dtype=precise) / head_dim)
-    angles = positions_BT[:, None, :, None].to(precise) * frequencies
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 class Query(NamedTuple):
@@ -96,24 +90,25 @@ class Block(nn.Module):
         self.glu = Glu(config)
         self.glu_norm_out = RMSNorm(config.width, config.norm_eps, branch_scale)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Tensor | None, plan: Plan) -> tuple[Tensor, Tensor]:
-        """Output [B, T, D], and the new keys and values; a pure function of tensors, for autograd, checkpointing and compile."""
-        query, new = self.project(x, cos, sin)
-        keys_values = new if past is None else torch.cat([past, new], dim=-2)
-        return self.finish(x, query, keys_values, plan), new
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, past: Tensor | None, plan: Plan, extend: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Output [B, T, D], and the new keys and values; a pure function of tensors, for autograd, checkpointing and compile.
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Query, Tensor]:
-        return self.attention.project(self.attention_norm_in(x), cos, sin)
-
-    def finish(self, x: Tensor, query: Query, keys_values: Tensor, plan: Plan) -> Tensor:
+        `extend` makes all keys and values of the new ones, in place of `past`: how a cache that is written to takes part.
+        """
+        query, new = self.attention.project(self.attention_norm_in(x), cos, sin)
+        keys_values = extend(new) if extend else new if past is None else torch.cat([past, new], dim=-2)
         x = x + self.attention_norm_out(self.attention.read(query, keys_values, plan))
-        return x + self.glu_norm_out(self.glu(self.glu_norm_in(x)))
+        return x + self.glu_norm_out(self.glu(self.glu_norm_in(x))), new
 
 
 class Decoder(nn.Module):
     """The App. A trunk. See `protocol.Trunk` for the contract."""
 
     crops = True
+    reuses = True
+    dropout = False
 
     def __init__(self, config: TrunkConfig):
         super().__init__()
@@ -139,6 +134,10 @@ class Decoder(nn.Module):
                 nn.init.ones_(module.weight)
 
     @property
+    def layers(self) -> nn.ModuleList:
+        return self.blocks
+
+    @property
     def head_weight(self) -> Tensor:
         return self.embedding.weight
 
@@ -160,7 +159,7 @@ class Decoder(nn.Module):
         past_length = cache.length if cache else 0
         if positions_BT is None:
             positions_BT = torch.arange(past_length, past_length + length, device=device)[None]
-        cos, sin = rotary(positions_BT, self.config.head_size, self.config.rope_base, _compute_dtype(inputs_BTD))
+        cos, sin = rotary(positions_BT, self.config, _compute_dtype(inputs_BTD))
         documents = extend_documents(cache, documents_BT, batch, length, device)
         plans: dict[tuple[int, int | None], Plan] = {}
         kept: list[Slots] = []
@@ -184,12 +183,10 @@ class Decoder(nn.Module):
             raise ValueError(f"a static cache takes one token a row at a time, not {x_B1D.shape[1]}")
         positions_B1 = cache.filled.view(1, 1) if positions_B1 is None else positions_B1
         dtype = _compute_dtype(x_B1D)
-        cos, sin = rotary(positions_B1, self.config.head_size, self.config.rope_base, dtype)
+        cos, sin = rotary(positions_B1, self.config, dtype)
         x = x_B1D
-        block: Any
         for layer, (block, plan) in enumerate(zip(self.blocks, cache.plans(positions_B1, dtype), strict=True)):
-            query, new = block.project(x, cos, sin)
-            x = block.finish(x, query, cache.write(layer, new), plan)
+            x, _ = block(x, cos, sin, None, plan, partial(cache.write, layer))
         cache.advance()
         return self.final_norm(x)
 
@@ -205,9 +202,15 @@ class Decoder(nn.Module):
             else:
                 x, new = block(x, cos, sin, past_tensor, plan)
             return x, None if keep == "none" else _append(past, new)
-        query, new = block.project(x, cos, sin)
-        extended = _append(past, new)  # in place: a decoding step copies no keys
-        return block.finish(x, query, _last(extended, keys).tensor, plan), extended
+        extended: Slots | None = None
+
+        def extend(new: Tensor) -> Tensor:
+            nonlocal extended
+            extended = _append(past, new)  # in place: a decoding step copies no keys
+            return _last(extended, keys).tensor
+
+        x, _ = block(x, cos, sin, None, plan, extend)
+        return x, extended
 
 
 def _reachable(past: Slots | None, window: int | None) -> int:

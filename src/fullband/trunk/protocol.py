@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 Keep = Literal["none", "window", "all"]
 
@@ -16,6 +16,16 @@ class Trunk(Protocol):
     context: int  # longest sequence, in tokens
     vocab_size: int
     crops: bool  # whether its caches can be cut back; recurrent layers cannot, they are run in pieces and forked
+
+    @property
+    def reuses(self) -> bool:
+        """Whether a cache can be made and read now. Some checkpointing of activations drops it: then only whole rows can be read."""
+        ...
+
+    @property
+    def dropout(self) -> bool:
+        """Whether reading the same inputs again gives other states now."""
+        ...
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """e_t [B, T, D]: token embeddings exactly as the stack gets them on a plain position."""
@@ -38,6 +48,12 @@ class Trunk(Protocol):
         `documents_BT` None means one document a row and no padding; `positions_BT` None means slots count from 0.
         The cache that was given is never changed. keep="window" lets sliding layers forget what no later query can see.
         """
+        ...
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers of the stack, in order. Each is called with the residual stream [B, T, D] as its first argument, and returns it,
+        alone or as the first of a tuple: `residual.py` hooks them."""
         ...
 
     @property

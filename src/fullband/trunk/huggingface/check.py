@@ -1,0 +1,154 @@
+"""Does a model fit the adapter? Decided by numbers, at attach time, and refused in one sentence."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from textwrap import shorten
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from fullband.trunk.huggingface.cache import HuggingFaceCache
+from fullband.trunk.huggingface.trunk import HuggingFaceTrunk
+
+LENGTH = 12  # tokens a row is compared on
+PADDING = 3  # slots of padding before it
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """The two factors a family may have: between embedding module and stack, and behind the head."""
+
+    embedding_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+
+
+@torch.no_grad()
+def check_model(lm: PreTrainedModel) -> Adaptation:
+    """How `lm` serves as a trunk.
+
+    Compares, on a few tokens, the source's own logits with head(last hidden state) read from embeddings: whole, in pieces, and padded.
+    Raises ValueError in one sentence that names the model type and what does not fit.
+    """
+    try:
+        _check_parts(lm)
+        with _evaluating(lm):
+            return _compare(lm)
+    except ValueError as error:
+        kind = getattr(lm.config, "model_type", type(lm).__name__)
+        raise ValueError(f"'{kind}' cannot be a trunk: {error}") from None
+
+
+def _check_parts(lm: PreTrainedModel) -> None:
+    if getattr(lm.config, "is_encoder_decoder", False):
+        raise ValueError("it is an encoder-decoder, latent feedback needs a decoder-only causal LM")
+    if hasattr(lm, "peft_config") or getattr(lm, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            "it carries PEFT adapters; merge them first (merge_and_unload), or attach to the base model and add LoRA afterwards"
+        )
+    HuggingFaceCache.empty(lm.config)
+    head = lm.get_output_embeddings()
+    if head is None or not hasattr(head, "weight") or lm.base_model is lm:
+        raise ValueError("it is no stack with a language-model head (load it with AutoModelForCausalLM)")
+    if head.weight.device.type == "meta":
+        raise ValueError("its weights are not loaded (they are on the meta device)")
+    if getattr(head, "bias", None) is not None:
+        raise ValueError("its head has a bias, so its logits are not head(last hidden state) alone")
+    if getattr(lm.config.get_text_config(decoder=True), "final_logit_softcapping", None):
+        raise ValueError("it caps its logits, so they are not head(last hidden state)")
+    accepted = inspect.signature(lm.base_model.forward).parameters
+    for name in ("inputs_embeds", "position_ids", "attention_mask"):
+        if name not in accepted:
+            raise ValueError(f"its base model takes no {name}")
+
+
+def _compare(lm: PreTrainedModel) -> Adaptation:
+    embedding: Any = lm.get_input_embeddings()
+    tokens = (torch.arange(2 * LENGTH, device=lm.device) * 7919 % embedding.num_embeddings).view(2, LENGTH)
+    expected = lm(input_ids=tokens, use_cache=False).logits
+    hidden = lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    for embedding_multiplier in dict.fromkeys((1.0, float(getattr(lm.config, "embedding_multiplier", None) or 1.0))):
+        trunk = HuggingFaceTrunk(lm, embedding_multiplier)
+        with _read_as("its embeddings without its tokens"):
+            states = trunk(trunk.embed(tokens))[0]
+        if _near(states, hidden):
+            break
+    else:
+        raise ValueError("reading its embeddings differs from reading its tokens: each token has side inputs besides its embedding")
+    raw = lm.get_output_embeddings()(states)
+    ratio = float((raw.double() * expected.double()).sum() / raw.double().square().sum())
+    logit_multiplier = 1.0 if _near(raw, expected) else ratio
+    if not _near(raw * logit_multiplier, expected):
+        raise ValueError("its logits are not head(last hidden state)")
+    with _read_as("inputs that are no token's embedding"):
+        moved = trunk(trunk.embed(tokens) * (1 + 2**-7))[0]
+    if not (moved - hidden).abs().max() <= 0.5 * hidden.abs().max():
+        raise ValueError("a small change of its inputs changes its states altogether")
+    with _read_as("a text in pieces"):
+        pieces, padded = _in_pieces(trunk, tokens, padding=0), _in_pieces(trunk, tokens, padding=PADDING)
+    if not _near(pieces, hidden):
+        raise ValueError("reading a text in pieces differs from reading it whole")
+    if not _near(padded[:1], hidden[:1]):
+        raise ValueError("a text reads differently behind padding")
+    return Adaptation(embedding_multiplier, _named_multiplier(lm.config, logit_multiplier))
+
+
+def _in_pieces(trunk: HuggingFaceTrunk, tokens_BT: Tensor, padding: int) -> Tensor:
+    """States [B, T, D], with a piece of one slot among the padding and one among the tokens. Only the first row is padded; the others have
+    tokens there."""
+    tokens = torch.cat([tokens_BT[:, :padding], tokens_BT], dim=1)
+    positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
+    documents = torch.zeros_like(positions)
+    if padding:
+        positions[0] = (positions[0] - padding).clamp(min=0)
+        documents[0, :padding] = -1
+    cuts = sorted({0, max(0, padding - 1), padding, padding + LENGTH // 3, padding + LENGTH // 3 + 1, padding + LENGTH})
+    cache, parts = None, []
+    for start, stop in pairwise(cuts):
+        here = slice(start, stop)
+        part, cache = trunk(trunk.embed(tokens[:, here]), positions[:, here], documents[:, here] if padding else None, cache, keep="window")
+        parts.append(part)
+    return torch.cat(parts, dim=1)[:, padding:]
+
+
+@contextmanager
+def _read_as(what: str) -> Iterator[None]:
+    """Errors that transformers raises in here say that the model cannot be read so."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = str(error).split("\n")[0].split(". ")[0] or type(error).__name__
+        raise ValueError(f"it cannot read {what} ({shorten(reason, 100, placeholder=' …')})") from None
+
+
+@contextmanager
+def _evaluating(lm: PreTrainedModel) -> Iterator[None]:
+    training = {module: module.training for module in lm.modules()}
+    lm.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
+def _named_multiplier(config: Any, measured: float) -> float:
+    """The config's own number where the measured factor is one, so that no rounding enters."""
+    named = [float(getattr(config, name, None) or 1.0) for name in ("lm_head_multiplier", "logit_scale")]
+    named.append(1 / float(getattr(config, "logits_scaling", None) or 1.0))
+    return next((value for value in [1.0, *named] if abs(value - measured) <= 1e-3 * abs(value)), measured)
+
+
+def _near(found: Tensor, expected: Tensor) -> bool:
+    if found.shape != expected.shape:
+        return False
+    tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1e-3))

@@ -1,0 +1,152 @@
+"""A Hugging Face causal LM behind the trunk protocol. One adapter for all families; `check.py` says whether a model fits."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from fullband.trunk.cache import Slots, extend_documents
+from fullband.trunk.huggingface.cache import HuggingFaceCache
+from fullband.trunk.huggingface.masks import document_masks, is_packed
+from fullband.trunk.protocol import Keep
+
+
+class HuggingFaceTrunk(nn.Module):
+    """`lm` is any decoder-only causal LM of transformers. See `protocol.Trunk` for the contract.
+
+    embedding_multiplier  factor between the embedding module's output and what the stack gets (falcon_h1)
+    logit_multiplier      factor on the head's output (falcon_h1, granite)
+    embedding_scale       root mean square of plain inputs: fused ones are brought to it (`input_norm`); a buffer
+    """
+
+    embedding_scale: Tensor
+
+    def __init__(self, lm: PreTrainedModel, embedding_multiplier: float = 1.0, logit_multiplier: float = 1.0):
+        super().__init__()
+        self.lm = lm
+        self.embedding_multiplier, self.logit_multiplier = embedding_multiplier, logit_multiplier
+        config = lm.config.get_text_config(decoder=True)
+        self.width = int(config.hidden_size)
+        self.vocab_size = int(self._embedding.num_embeddings)
+        self.context = int(getattr(config, "max_position_embeddings", None) or 2**31 - 1)
+        self.layer_types = list(get_layer_types_and_kwargs(config)[0])
+        empty = HuggingFaceCache.empty(config)
+        self.crops = not empty.recurrent
+        self._empty = empty
+        accepted = inspect.signature(self._stack.forward).parameters
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.2x
+        self.register_buffer("embedding_scale", torch.ones(()), persistent=True)
+
+    @property
+    def _stack(self) -> Any:
+        return self.lm.base_model
+
+    @property
+    def _embedding(self) -> Any:
+        return self.lm.get_input_embeddings()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers of the stack, in order."""
+        lists = (module for module in self._stack.modules() if isinstance(module, nn.ModuleList))
+        return next(module for module in lists if len(module) == len(self.layer_types))
+
+    @property
+    def reuses(self) -> bool:
+        """Whether pass 1 can be read in pieces under autograd: transformers' gradient checkpointing drops the cache."""
+        name = "is_activation_checkpointing" if hasattr(self.lm, "is_activation_checkpointing") else "is_gradient_checkpointing"
+        return not (self.lm.training and getattr(self.lm, name, False))
+
+    @property
+    def dropout(self) -> bool:
+        """Whether reading draws random numbers: transformers' families keep the rates of dropout in module attributes, or in nn.Dropout."""
+        return self.lm.training and any(_dropout_rate(module) > 0 for module in self.lm.modules())
+
+    @property
+    def head_weight(self) -> Tensor:
+        weight = self.lm.get_output_embeddings().weight
+        return weight if self.logit_multiplier == 1 else weight * self.logit_multiplier
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., V] from top states [..., D], computed as the source computes them."""
+        logits = self.lm.get_output_embeddings()(states)
+        return logits if self.logit_multiplier == 1 else logits * self.logit_multiplier
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        embeddings = self._embedding(tokens_BT)
+        return embeddings if self.embedding_multiplier == 1 else embeddings * self.embedding_multiplier
+
+    @torch.no_grad()
+    def calibrate(self, tokens: Tensor | None = None) -> float:
+        """Measure `embedding_scale`: over `tokens` (any shape), or over the whole vocabulary. Returns it."""
+        weight = self._embedding.weight
+        tokens = torch.arange(self.vocab_size, device=weight.device) if tokens is None else tokens.flatten()
+        squares = [self.embed(part).double().square().mean(-1) for part in tokens.split(8192)]
+        self.embedding_scale.fill_(torch.cat(squares).mean().sqrt())
+        return float(self.embedding_scale)
+
+    def input_norm(self, inputs_BTD: Tensor) -> Tensor:
+        """Fused inputs at the scale and in the dtype of the source's plain ones, which stay untouched."""
+        dtype = self._embedding.weight.dtype
+        return nn.functional.rms_norm(inputs_BTD, (self.width,), eps=1e-6).to(dtype) * self.embedding_scale.to(dtype)
+
+    def forward(
+        self,
+        inputs_BTD: Tensor,
+        positions_BT: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+        cache: HuggingFaceCache | None = None,
+        keep: Keep = "none",
+    ) -> tuple[Tensor, HuggingFaceCache | None]:
+        """See the protocol. Raises ValueError for packed documents where they cannot be kept apart, for a cache under gradient
+        checkpointing, and for one token behind a cache with recurrent layers where gradients are kept."""
+        batch, added, _ = inputs_BTD.shape
+        uses_cache = keep != "none" or cache is not None
+        if uses_cache and not self.reuses:
+            raise ValueError("gradient checkpointing drops the cache of a Hugging Face trunk: only whole rows can be read under it")
+        if cache is not None and cache.recurrent and added == 1 and torch.is_grad_enabled():
+            raise ValueError(
+                "recurrent layers read a single token without gradients: use torch.no_grad(), or pieces of at least two tokens"
+            )
+        documents = extend_documents(cache, documents_BT, batch, added, inputs_BTD.device)
+        past = cache or self._empty
+        arguments: dict[str, Any] = {"attention_mask": self._mask(past, documents, added, inputs_BTD.dtype), "use_cache": uses_cache}
+        if positions_BT is None and cache is not None:  # not every family counts them itself
+            positions_BT = torch.arange(cache.length, cache.length + added, device=inputs_BTD.device)[None]
+        if positions_BT is not None:
+            arguments["position_ids"] = positions_BT.clamp(min=0)
+            if documents is None and not uses_cache:  # without any mask transformers takes a position that restarts for a new document
+                arguments["attention_mask"] = inputs_BTD.new_ones(batch, added, dtype=torch.long)
+        lent = past.lend() if uses_cache else None
+        output = self._stack(inputs_embeds=inputs_BTD, **{self._cache_name: lent}, **arguments)
+        states = output.last_hidden_state
+        if keep == "none":
+            return states, None
+        assert lent is not None
+        return states, past.take_back(lent, added, documents, trim=keep == "window")
+
+    def _mask(self, past: HuggingFaceCache, documents: Slots | None, added: int, dtype: torch.dtype) -> Any:
+        if documents is None:
+            return None
+        attention = self._stack.config._attn_implementation
+        if attention in ("eager", "sdpa") and not past.recurrent:
+            return document_masks(past, documents.tensor, added, self.layer_types, attention, dtype)
+        if is_packed(documents.tensor):
+            raise ValueError(
+                "a trunk with recurrent layers cannot read several documents in one row: its state would cross between them"
+                if past.recurrent
+                else f"several documents in one row need attn_implementation 'sdpa' or 'eager': '{attention}' takes no masks for them"
+            )
+        return (documents.tensor >= 0).long()
+
+
+def _dropout_rate(module: nn.Module) -> float:
+    rates = (
+        [module.p] if isinstance(module, nn.Dropout) else [v for k, v in vars(module).items() if "dropout" in k and isinstance(v, float)]
+    )
+    return max(rates, default=0.0)
