@@ -15,7 +15,10 @@ from typing import Any
 _PLACES = {
     "FullBandModel": "fullband.model",
     "Recipe": "fullband.config",
+    "attach": "fullband.hf.convert",
+    "detach": "fullband.hf.convert",
     "load_recipe": "fullband.config",
+    "load_model": "fullband.loading",
     "load_tokenizer": "fullband.data.tokenizers",
     "read": "fullband.feedback.passes",
     "prefill": "fullband.decode.prefill",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,36 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path}: damaged or not a safetensors file ({error})") from None
+
+
+@contextmanager
+def new_folder(place: Path, replace: bool = False) -> Iterator[Path]:
+    """A folder to fill that becomes `place` once it is whole, and is removed if it could not be filled. A kill leaves no half of it at
+    `place`; what it leaves beside it, the next attempt removes.
+
+    Raises ValueError naming `place` if it exists, unless `replace`, and if it cannot be written.
+    """
+    if os.path.lexists(place) and not replace:
+        raise ValueError(f"{place}: exists already")
+    partial, old = (place.with_name(f".{place.name}.{word}") for word in ("partial", "replaced"))
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        for path in partial.rglob("*"):
+            if path.is_file():
+                with open(path, "rb+") as file:
+                    os.fsync(file.fileno())
+        if place.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(place, old)
+        os.replace(partial, place)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise ValueError(f"{place}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    sync_folder(place.parent)
 
 
 def write_manifest(folder: Path, names: list[str]) -> None:

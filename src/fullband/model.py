@@ -15,6 +15,7 @@ from fullband.files import MANIFEST, read_tensors, verify_manifest, write_json, 
 from fullband.trunk.decoder import Decoder
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+TRAINER_STATE = "progress."  # how far a trainer of transformers had come: in exported models, and of no use here
 
 
 class SavedConfig(Strict):
@@ -71,7 +72,7 @@ class FullBandModel(nn.Module):
 
     def load_weights(self, path: Path) -> None:
         """Raises ValueError naming file and tensor if the file is damaged or of another shape."""
-        tensors = read_tensors(path)
+        tensors = {name: tensor for name, tensor in _read_weights(path).items() if not name.startswith(TRAINER_STATE)}
         own = self.state_dict()
         for name in sorted(own.keys() | tensors.keys()):
             if name not in tensors:
@@ -84,17 +85,47 @@ class FullBandModel(nn.Module):
         self.load_state_dict(tensors)
 
 
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of `path`, or of the files that transformers wrote in its place, which an index names. ValueError names the file."""
+    index = path.with_name(f"{path.name}.index.json")
+    if path.is_file() or not index.is_file():
+        return read_tensors(path)
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError(f"{index}: damaged: it does not say where the weights are") from None
+    return {key: tensor for name in names for key, tensor in read_tensors(path.with_name(str(name))).items()}
+
+
 def read_config(folder: Path) -> SavedConfig:
-    """config.json of a model folder. Raises ValueError naming the file."""
+    """config.json of an App. A model's folder. Raises ValueError naming the file."""
+    path, raw = folder / CONFIG, read_json_config(folder)
+    if raw.get("model_type") != "fullband":
+        kind = raw.get("model_type")
+        raise ValueError(f"{path}: not a fullband model" + (f" (model_type is '{kind}')" if kind else ""))
+    if is_converted(folder):
+        raise ValueError(f"{path}: a converted Hugging Face model, not an App. A one; fullband.load_model reads both")
+    if "transformers_version" in raw:  # an exported model: transformers adds keys of its own
+        raw = {key: raw[key] for key in SavedConfig.model_fields if key in raw}
+    return parse(SavedConfig, raw, str(path))
+
+
+def read_json_config(folder: Path) -> dict[str, Any]:
+    """config.json of any model folder, as it is. Raises ValueError naming the file if it is no JSON object."""
     path = folder / CONFIG
     try:
-        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not readable as JSON ({error})") from None
-    if not isinstance(raw, dict) or raw.get("model_type") != "fullband":
-        kind = raw.get("model_type") if isinstance(raw, dict) else None
-        raise ValueError(f"{path}: not a fullband model" + (f" (model_type is '{kind}')" if kind else ""))
-    return parse(SavedConfig, raw, str(path))
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path}: not a fullband model")
+    return raw
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether a model folder holds a converted model, whose trunk is a Hugging Face model. Raises ValueError naming a damaged config."""
+    config = read_json_config(folder)
+    return config.get("model_type") == "fullband" and bool(config.get("trunk_config"))
 
 
 def resolve_model_folder(folder: str | Path) -> Path:

@@ -35,6 +35,20 @@ def describe_model(trunk: TrunkConfig, fusion: FusionName, length: int) -> dict[
     }
 
 
+def describe_converted(model: Any, recipe: Recipe) -> dict[str, Any]:
+    """A model with a Hugging Face trunk: where it comes from, and what is counted rather than computed by formula."""
+    return {
+        "source": recipe.train.initial_checkpoint or recipe.model.source,
+        "type": model.config.trunk_config.model_type,
+        "fusion": model.config.fusion,
+        "context": model.trunk.context,
+        "parameters": {
+            "total": sum(p.numel() for p in model.parameters()),
+            "fusion": sum(p.numel() for p in model.fusion.parameters()),
+        },
+    }
+
+
 def full_layers(trunk: TrunkConfig) -> list[int]:
     """Layers that attend fully, counted from 1."""
     return [layer + 1 for layer in range(trunk.layers) if trunk.layer_is_full(layer)]
@@ -73,14 +87,15 @@ def describe_training_memory(
     }
 
 
-def describe_run(recipe: Recipe, trunk: TrunkConfig, feedback: FeedbackConfig) -> dict[str, Any]:
-    """Schedule, compute and memory of a recipe. `feedback` is the recipe's, with its prefixes rounded if blocks are compiled."""
-    train, length, fusion = recipe.train, recipe.data.length, recipe.model.fusion
+def describe_run(recipe: Recipe, trunk: TrunkConfig | None, feedback: FeedbackConfig) -> dict[str, Any]:
+    """Schedule, compute and memory of a recipe, without FLOPs and memory for a Hugging Face trunk (None). `feedback` is the recipe's, with
+    its prefixes rounded if blocks are compiled."""
+    train, length, fusion = recipe.train, recipe.data.length, recipe.model.fusion_name
     phases = resolve_schedule(feedback.schedule)
     mixture = costs.pass_mixture(phases, train.steps, feedback.start_step)
     rows = train.microbatch_rows or train.batch_rows
     tokens_per_step = train.batch_rows * length
-    return {
+    described = {
         "name": recipe.name,
         "seed": recipe.seed,
         "folder": recipe.output or f"runs/{recipe.name}",
@@ -92,7 +107,12 @@ def describe_run(recipe: Recipe, trunk: TrunkConfig, feedback: FeedbackConfig) -
         ],
         "adaptive": feedback.adaptive is not None,
         "mixture": mixture,
-        "cost": vars(costs.run_cost(trunk, fusion, train.steps * tokens_per_step, mixture, length, feedback, rows)),
+    }
+    tokens = train.steps * tokens_per_step
+    if trunk is None:
+        return described | {"cost": costs.positions(tokens, mixture, length, feedback, rows)}
+    return described | {
+        "cost": vars(costs.run_cost(trunk, fusion, tokens, mixture, length, feedback, rows)),
         "training_memory": describe_training_memory(
             trunk, fusion, rows, length, train.dtype, sorted(mixture), feedback, train.activation_checkpointing
         ),

@@ -64,10 +64,13 @@ def describe_preset(name: str) -> dict[str, Any]:
 
 
 def describe_folder(folder: Path) -> dict[str, Any]:
+    from fullband.cli.converted import describe_converted
     from fullband.cli.describe import describe_model
-    from fullband.model import read_config, resolve_model_folder
+    from fullband.model import is_converted, read_config, resolve_model_folder
 
     folder = resolve_model_folder(folder)
+    if is_converted(folder):
+        return {"folder": str(folder), "converted": describe_converted(folder)}
     config = read_config(folder)
     return {"folder": str(folder), "model": describe_model(config.trunk, config.fusion, config.trunk.context)}
 
@@ -75,13 +78,13 @@ def describe_folder(folder: Path) -> dict[str, Any]:
 def describe_recipe(path: Path, overrides: list[str]) -> dict[str, Any]:
     from fullband.cli.describe import describe_model, describe_run
     from fullband.config import load_recipe
-    from fullband.train.run import compiled_feedback
+    from fullband.train.models import compiled_feedback
 
     recipe = load_recipe(path, overrides)
     trunk = trunk_of(recipe)
     return {
         "recipe": str(path),
-        "model": describe_model(trunk, recipe.model.fusion, recipe.data.length),
+        "model": describe_model(trunk, recipe.model.fusion_name, recipe.data.length),
         "run": describe_run(recipe, trunk, compiled_feedback(recipe)),
     }
 
@@ -91,11 +94,14 @@ def trunk_of(recipe: Recipe) -> TrunkConfig:
     from fullband.data.tasks import build_task
     from fullband.data.tokenizers import load_tokenizer
     from fullband.presets import resolve_trunk
+    from fullband.train.models import data_of, model_origin
 
+    if origin := model_origin(recipe):
+        raise ValueError(f"the recipe's model comes from {origin}: see `fullband train RECIPE --dry-run`, or `fullband info FOLDER`")
     if recipe.data.source.kind == "task":
         return resolve_trunk(recipe.model, build_task(recipe.data.source).vocab_size)
     try:
-        vocab_size = load_tokenizer(recipe.data.tokenizer).vocab_size
+        vocab_size = load_tokenizer(data_of(recipe).tokenizer).vocab_size
     except ValueError as missing:
         try:
             return resolve_trunk(recipe.model)
@@ -106,8 +112,12 @@ def trunk_of(recipe: Recipe) -> TrunkConfig:
 
 def print_found(console: Any, found: dict[str, Any]) -> None:
     from fullband.cli import tables
+    from fullband.cli.converted import print_converted
 
     name = found.get("preset") or found.get("folder") or found["recipe"]
+    if "converted" in found:
+        print_converted(console, name, found["converted"])
+        return
     tables.print_model(console, name, found["model"])
     if "training_memory" in found:
         tables.print_training_memory(console, found["training_memory"])

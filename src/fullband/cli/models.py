@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    import torch
+
     from fullband.config import FeedbackPasses
     from fullband.data.tokenizers import Tokenizer
-    from fullband.model import FullBandModel
+    from fullband.loading import LoadedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -20,19 +22,30 @@ Dtype = Annotated[str, typer.Option(help=", ".join(DTYPES))]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
-def open_model(folder: Path, device: str, dtype: str) -> tuple[FullBandModel, Tokenizer, Path]:
+def open_model(folder: Path, device: str, dtype: str) -> tuple[LoadedModel, Tokenizer, Path]:
     """The model, its tokenizer, and the folder that held them. Raises ValueError for what is no model, device or dtype."""
-    import torch
-
+    from fullband.cli.quiet import quiet_transformers
     from fullband.data.tokenizers import load_tokenizer
-    from fullband.model import FullBandModel, resolve_model_folder
+    from fullband.loading import load_model
+    from fullband.model import is_converted, resolve_model_folder
     from fullband.train.run import resolve_device
 
-    if dtype not in DTYPES:
-        raise ValueError(f"--dtype: '{dtype}' is none of {', '.join(DTYPES)}")
+    precision = parse_dtype(dtype)
     place = resolve_device(device, "--device")
     folder = resolve_model_folder(folder)
-    return FullBandModel.load(folder, place, getattr(torch, dtype)), load_tokenizer(folder), folder
+    if is_converted(folder):
+        quiet_transformers()
+    return load_model(folder, place, precision), load_tokenizer(folder), folder
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """Raises ValueError."""
+    import torch
+
+    if name not in DTYPES:
+        raise ValueError(f"--dtype: '{name}' is none of {', '.join(DTYPES)}")
+    precision: torch.dtype = getattr(torch, name)
+    return precision
 
 
 def parse_feedback_passes(text: str) -> FeedbackPasses:

@@ -1,0 +1,114 @@
+"""A conversation with a model: its turns, how they are answered, and the last one answered again in another mode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fullband.cli.completions import Completing, Request
+from fullband.data.chat_template import ChatTemplate, Message
+from fullband.decode.modes import Mode
+
+if TYPE_CHECKING:
+    from fullband.data.tokenizers import Tokenizer
+    from fullband.loading import LoadedModel
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said, how, and what it took. `finish_reason` is stop, length, or cancelled by the user."""
+
+    text: str
+    mode: str
+    feedback_passes: int | str
+    seed: int
+    prompt_tokens: int
+    new_tokens: int
+    finish_reason: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Turn:
+    user: str
+    answer: Answer
+
+    def to_json(self, number: int) -> dict[str, Any]:
+        return {"turn": number, "user": self.user} | asdict(self.answer)
+
+
+class Conversation:
+    """Turns so far, and the settings of the next one: `request` (its mode among them) and `system`. Both may be changed at any time.
+
+    A turn is a new prompt (law 6): the whole conversation, answers included, is read again by the rule of the mode. The draws of a turn
+    depend on the seed and its number, so answering it again in another mode uses the same ones.
+    """
+
+    def __init__(self, model: LoadedModel, tokenizer: Tokenizer, template: ChatTemplate, request: Request, system: str | None = None):
+        self.model, self.tokenizer, self.template, self.system = model, tokenizer, template, system
+        stop = template.stop
+        ends_by_id = stop is not None and len(ids := tokenizer.encode(stop)) == 1 and ids[0] in tokenizer.stops
+        self.request = request if stop is None or ends_by_id else replace(request, stop=(*request.stop, stop))
+        self.turns: list[Turn] = []
+
+    def say(self, user: str, on_text: Callable[[str], None]) -> Turn:
+        """The next turn. Ctrl-C cancels the answer and keeps what there is of it. Raises ValueError, and adds no turn, for a conversation
+        that the template refuses or that has outgrown the context."""
+        turn = Turn(user, self._answer(self.turns, user, self.request, on_text))
+        self.turns.append(turn)
+        return turn
+
+    def replay(self, mode: Mode, on_text: Callable[[str], None]) -> Turn:
+        """The last turn again, in another mode: the new answer takes the place of the old one. Raises ValueError if there is none."""
+        if not self.turns:
+            raise ValueError("there is no turn to replay yet")
+        *before, last = self.turns
+        turn = Turn(last.user, self._answer(before, last.user, replace(self.request, mode=mode), on_text))
+        self.turns[-1] = turn
+        return turn
+
+    def reset(self) -> None:
+        """Forget all turns; the system message stays."""
+        self.turns.clear()
+
+    def messages(self, turns: list[Turn]) -> list[Message]:
+        said: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in turns:
+            said += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.answer.text}]
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "system": self.system,
+            "settings": self.request.to_json(),
+            "turns": [turn.to_json(number) for number, turn in enumerate(self.turns, start=1)],
+        }
+
+    def _answer(self, before: list[Turn], user: str, request: Request, on_text: Callable[[str], None]) -> Answer:
+        from fullband.cli.console import messages
+        from fullband.cli.reading import positions_to_read, reading_progress
+
+        begun = time.perf_counter()
+        prompt = self.template.render([*self.messages(before), {"role": "user", "content": user}])
+        length = len(self.tokenizer.encode(prompt))
+        text, made, reason = "", 0, "cancelled"
+        try:
+            with reading_progress(
+                messages(), self.model, positions_to_read(length, [request.mode.feedback_passes]), "reading the conversation"
+            ):
+                completing = Completing(
+                    self.model, self.tokenizer, [prompt], request.within(self.model.trunk.context), first_key=len(before)
+                )
+            for new in completing:
+                made += len(new.tokens)
+                reason = new.finished.get(0, reason)
+                if piece := new.texts.get(0):
+                    text += piece
+                    on_text(piece)
+        except KeyboardInterrupt:
+            reason = "cancelled"
+        seed = request.settings.get("seed", 0)
+        mode = request.mode
+        return Answer(text, mode.name, mode.feedback_passes, seed, length, made, reason, time.perf_counter() - begun)

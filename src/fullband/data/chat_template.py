@@ -1,0 +1,117 @@
+"""Conversations as text: the template that came with a tokenizer, or ChatML.
+
+Templates are Jinja, in the dialect of Hugging Face tokenizers, and run in a sandbox: a template comes with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn, TypedDict
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+TEMPLATE_FILE = "chat_template.jinja"
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHATML_END = "<|im_end|>"
+
+
+class Message(TypedDict):
+    """One turn. `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+class Generation(Extension):
+    """{% generation %} … {% endgeneration %}, which marks answers for trainers, is its content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A Jinja template of conversations.
+
+    source  its text
+    tokens  names that it may use: bos_token, eos_token, …
+    is_own  whether it came with the tokenizer
+    stop    text that ends an answer, for tokenizers in which it is not one id; None = the tokenizer's stop ids end it
+    """
+
+    source: str = CHATML
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    is_own: bool = False
+
+    @property
+    def stop(self) -> str | None:
+        return CHATML_END if CHATML_END in self.source else None
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The conversation as text, which holds its special tokens written out; with `add_generation_prompt` up to where an answer begins.
+
+        Raises ValueError in one line for a conversation that the template refuses (roles that do not alternate, …).
+        """
+        try:
+            return self._compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **self.tokens)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses this conversation: {' '.join(str(error).split())}") from None
+
+    @cached_property
+    def _compiled(self) -> Any:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+        environment.filters["tojson"] = _tojson
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda pattern: datetime.datetime.now().strftime(pattern)}
+        try:
+            return environment.from_string(self.source)
+        except TemplateError as error:
+            raise ValueError(f"the chat template is not valid Jinja: {' '.join(str(error).split())}") from None
+
+
+def load_chat_template(folder: str | Path) -> ChatTemplate:
+    """The template of a model or tokenizer folder: chat_template.jinja, or the one in tokenizer_config.json; ChatML if there is none."""
+    folder = Path(folder)
+    settings = _settings(folder / "tokenizer_config.json")
+    named = {key: _content(value) for key, value in settings.items() if key.endswith("_token")}
+    tokens = {key: value for key, value in named.items() if value is not None}
+    if (folder / TEMPLATE_FILE).is_file():
+        return ChatTemplate((folder / TEMPLATE_FILE).read_text(encoding="utf-8"), tokens, is_own=True)
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+    return ChatTemplate(source, tokens, is_own=True) if isinstance(source, str) else ChatTemplate(tokens=tokens)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # it only helps
+    return found if isinstance(found, dict) else {}
+
+
+def _content(token: Any) -> str | None:
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)  # Jinja's own would escape for HTML
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)

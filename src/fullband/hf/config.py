@@ -1,0 +1,108 @@
+"""config.json of a full-bandwidth model, as transformers reads it. Native model folders (App. A) are read as they are."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, get_args
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from fullband.config import FeedbackPasses, FusionName, TrunkConfig, parse
+from fullband.decode.modes import resolve_mode
+from fullband.feedback.passes import check_feedback_passes
+
+
+class FullBandConfig(PreTrainedConfig):
+    """A trunk, a fusion, and how the model reads and decodes.
+
+    trunk                 shape of an App. A decoder (`fullband.config.TrunkConfig`), or
+    trunk_config          the config of the Hugging Face model that serves as the trunk; exactly one of the two
+    fusion                gated, concat, add or residual (Eq. 4 and ablations)
+    embedding_multiplier, logit_multiplier   the trunk's own factors, as `check_model` found them
+    latent_feedback_mode  standard, soft or fused (§4.2): how `generate` decodes; generation_config.latent_feedback_mode goes before it
+    feedback_passes       how `forward` reads in evaluation: 0 = exactly the source, 1, 2, …, "exact", "converged"
+    feedback              training: the keys of a recipe's `feedback` section (schedule, jitter, prefix, …)
+    training_steps        training: steps of the whole run, which the schedule's phases are fractions of
+    training_seed         training: seed of the schedule, the prefixes and the jitter
+    score_as_generated    whether `forward` without labels scores texts as `generate` makes them (what a policy's log-probabilities need):
+                          `logits_to_keep` = n then says that the last n - 1 tokens are the answer and those before them the prompt
+    """
+
+    model_type = "fullband"
+    has_no_defaults_at_init = True
+    sub_configs: ClassVar[dict[str, Any]] = {"trunk_config": AutoConfig}
+
+    def __init__(
+        self,
+        trunk: dict[str, Any] | None = None,
+        trunk_config: PreTrainedConfig | dict[str, Any] | None = None,
+        fusion: str = "residual",
+        embedding_multiplier: float = 1.0,
+        logit_multiplier: float = 1.0,
+        latent_feedback_mode: str = "soft",
+        feedback_passes: FeedbackPasses = 0,
+        feedback: dict[str, Any] | None = None,
+        training_steps: int | None = None,
+        training_seed: int = 0,
+        score_as_generated: bool = False,
+        **kwargs: Any,
+    ):
+        if isinstance(trunk_config, dict):
+            trunk_config = AutoConfig.for_model(**trunk_config)
+        if fusion not in get_args(FusionName):
+            raise ValueError(f"fusion: '{fusion}' is none of {', '.join(get_args(FusionName))}")
+        if (trunk is None) == (trunk_config is None):
+            raise ValueError(f"give trunk or trunk_config, {'one of the two' if trunk is None else 'not both'}: a model has one trunk")
+        check_feedback_passes(feedback_passes)
+        resolve_mode(latent_feedback_mode)
+        if trunk is not None:
+            parse(TrunkConfig, trunk, "config.json: trunk")
+        self.trunk = trunk
+        self.trunk_config = trunk_config
+        self.fusion = fusion
+        self.embedding_multiplier, self.logit_multiplier = embedding_multiplier, logit_multiplier
+        self.latent_feedback_mode, self.feedback_passes = latent_feedback_mode, feedback_passes
+        self.feedback, self.training_steps, self.training_seed = feedback, training_steps, training_seed
+        self.score_as_generated = score_as_generated
+        kwargs.setdefault("tie_word_embeddings", True if trunk_config is None else getattr(trunk_config, "tie_word_embeddings", False))
+        kwargs.setdefault("attn_implementation", getattr(trunk_config, "_attn_implementation", None))  # else the trunk's would be reset
+        if trunk_config is not None:
+            for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+                kwargs.setdefault(name, getattr(trunk_config, name, None))
+        super().__init__(**kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing, as in `checkpoint.SavedModel`."""
+
+    @property
+    def native_trunk(self) -> TrunkConfig:
+        """The App. A decoder's shape. Raises ValueError if the trunk is a Hugging Face model."""
+        if self.trunk is None:
+            raise ValueError("this model's trunk is a Hugging Face model, not an App. A decoder")
+        return parse(TrunkConfig, self.trunk, "config.json: trunk")
+
+    def get_text_config(self, decoder: Any = None, encoder: Any = None) -> Any:
+        """What generation asks for vocabulary, width and layers: the trunk's own text config."""
+        return self if self.trunk_config is None else self.trunk_config.get_text_config(decoder=True)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.native_trunk.vocab_size if self.trunk_config is None else int(self.get_text_config().vocab_size)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.native_trunk.width if self.trunk_config is None else int(self.get_text_config().hidden_size)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return self.native_trunk.layers if self.trunk_config is None else int(self.get_text_config().num_hidden_layers)
+
+    @property
+    def num_attention_heads(self) -> int:
+        return self.native_trunk.heads if self.trunk_config is None else int(self.get_text_config().num_attention_heads)
+
+    @property
+    def max_position_embeddings(self) -> int:
+        if self.trunk_config is None:
+            return self.native_trunk.context
+        return int(getattr(self.get_text_config(), "max_position_embeddings", None) or 2**31 - 1)

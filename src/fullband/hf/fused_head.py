@@ -1,0 +1,86 @@
+"""Trainers that put a head of their own over a model, as TRL's do: its passes, and the reading of its answers, are kept.
+
+Such a trainer replaces `model.forward` by a function that, called with `fused_lm_head=True` and labels, runs `model.base_model` and makes
+the labels' log-probabilities in chunks. Left alone it would train pass 1 only, and score every text plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from fullband.data.batch import IGNORE
+from fullband.hf.reading import read_as_generated, read_text
+from fullband.hf.training import token_objective
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fullband.hf.model import FullBandForCausalLM
+
+
+class Backbone:
+    """What `model.base_model(…)` is to such a trainer: tokens to top states [B, T, D], read as the config says."""
+
+    def __init__(self, model: FullBandForCausalLM):
+        self._model = model
+        self._states: Tensor | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether states are given already."""
+        return self._states is not None
+
+    @contextmanager
+    def serving(self, states_BTD: Tensor) -> Iterator[None]:
+        """Inside, these are the states."""
+        self._states = states_BTD
+        try:
+            yield
+        finally:
+            self._states = None
+
+    def __call__(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None, **_: Any
+    ) -> BaseModelOutputWithPast:
+        if self._states is not None:
+            return BaseModelOutputWithPast(last_hidden_state=self._states)
+        passes = self._model.config.feedback_passes
+        return BaseModelOutputWithPast(last_hidden_state=read_text(self._model, input_ids, passes, attention_mask, position_ids))
+
+
+def keep_passes(model: FullBandForCausalLM, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward`, which a trainer wants to put in the place of the model's own, with what it does to labels kept ours."""
+
+    @wraps(forward)
+    def kept(
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **others: Any,
+    ) -> Any:
+        given = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
+        given = {name: value for name, value in given.items() if value is not None}
+        if not others.get("fused_lm_head") or labels is None or input_ids is None or model.base_model.serves:
+            return forward(**given, **others)
+        if model.config.score_as_generated:
+            answer = int((labels != IGNORE).any(dim=0).nonzero()[0])  # slots before it are prompts in every row
+            states = read_as_generated(model, input_ids, input_ids.shape[1] - answer + 1, attention_mask, position_ids)
+            with model.base_model.serving(states):
+                return forward(**given, **others)
+        if not model.training:
+            return forward(**given, **others)
+        objective_BT, plain_BTD = token_objective(model, input_ids, attention_mask, position_ids, labels)
+        with torch.no_grad(), model.base_model.serving(plain_BTD.detach()):
+            output = forward(**given, **others)  # the trainer's own numbers, of pass 1
+        output.log_probs = -objective_BT[:, :-1]  # their sum is Eq. 12's objective
+        return output
+
+    return kept

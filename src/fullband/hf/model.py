@@ -1,0 +1,266 @@
+"""FullBandForCausalLM: the trunk and the fusion behind transformers' interface."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from fullband.feedback.fusion import Fusion, build_fusion
+from fullband.hf.cache import FeedbackCache
+from fullband.hf.checkpoint import SavedModel
+from fullband.hf.config import FullBandConfig
+from fullband.hf.fused_head import Backbone, keep_passes
+from fullband.hf.generation import FeedbackGeneration, PromptReading
+from fullband.hf.reading import read_as_generated, read_text
+from fullband.hf.rows import describe_rows, shifted_targets
+from fullband.hf.training import TrainingProgress, training_forward
+from fullband.hf.versions import CACHE
+from fullband.trunk.decoder import Decoder
+from fullband.trunk.huggingface import HuggingFaceTrunk
+
+NOT_GIVEN = "not given out when reading with latent feedback; feedback_passes=0 gives the source's"
+
+
+class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
+    """A `feedback.passes.FeedbackModel` (it has `trunk` and `fusion`) that is a transformers model too.
+
+    Everything of fullband takes it: reading, decoding, training, evaluation.
+    """
+
+    config_class = FullBandConfig
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # whether the trunk does, it says itself when it is made
+    _no_split_modules = ["Block", "Gated", "Concat", "Add", "Residual"]  # noqa: RUF012  (transformers' own type)
+    _keep_in_fp32_modules_strict = ["embedding_scale"]  # noqa: RUF012
+    _keys_to_ignore_on_load_missing = [r"^progress\.step$"]  # noqa: RUF012  (only training has it)
+    supports_gradient_checkpointing = True
+    warned_of_plain_scores = False
+    config: FullBandConfig
+    trunk: HuggingFaceTrunk | Decoder
+    fusion: Fusion
+
+    def __init__(self, config: FullBandConfig, lm: PreTrainedModel | None = None):
+        """`lm`: the Hugging Face model to use as the trunk as it is; None = a new one of the config's shape."""
+        super().__init__(config)
+        if config.trunk_config is None:
+            self.trunk = Decoder(config.native_trunk)
+            width = config.native_trunk.width
+        else:
+            lm = lm if lm is not None else AutoModelForCausalLM.from_config(config.trunk_config)
+            config.trunk_config = lm.config  # one object: what changes the trunk later (a larger vocabulary) is saved too
+            self.trunk = HuggingFaceTrunk(lm, config.embedding_multiplier, config.logit_multiplier)
+            width = self.trunk.width
+        self.fusion = build_fusion(config.fusion, width)
+        self.progress = TrainingProgress()
+        self.post_init()
+        if lm is not None:
+            self._inherit(lm)
+
+    def _inherit(self, lm: PreTrainedModel) -> None:
+        """What transformers gathers from children that are its own models; here one lies a level deeper."""
+        self.all_tied_weights_keys.update({f"trunk.lm.{k}": f"trunk.lm.{v}" for k, v in lm.all_tied_weights_keys.items()})
+        self._keys_to_ignore_on_save = {*(self._keys_to_ignore_on_save or ()), *(f"trunk.lm.{k}" for k in lm._keys_to_ignore_on_save or ())}
+        for name in (
+            "_keep_in_fp32_modules",
+            "_keep_in_fp32_modules_strict",
+            "_no_split_modules",
+            "_skip_keys_device_placement",
+            "_keys_to_ignore_on_load_unexpected",
+            "_keys_to_ignore_on_load_missing",
+        ):
+            getattr(self, name).update(getattr(lm, name) or ())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A trainer that replaces `forward` keeps the passes (`keep_passes`)."""
+        kept: Any = keep_passes(self, value) if name == "forward" else value
+        super().__setattr__(name, kept)
+
+    @property
+    def base_model(self) -> Any:
+        """Tokens to top states, for trainers with a head of their own."""
+        if "_backbone" not in self.__dict__:
+            self.__dict__["_backbone"] = Backbone(self)
+        return self.__dict__["_backbone"]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., V] from top states [..., D]."""
+        if isinstance(self.trunk, HuggingFaceTrunk):
+            return self.trunk.logits(states)
+        return nn.functional.linear(states, self.trunk.head_weight)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: TransformersCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        past_key_values: TransformersCache | None = None,
+        return_dict: bool | None = None,
+        prompt_reading: PromptReading | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits [B, T, V] of every position, and with `labels` [B, T] the loss.
+
+        In training with labels: Eq. 12 (`training_forward`). With a `FeedbackCache`: its first call reads prompts (only their last
+        positions have logits), later ones generated tokens. Else the texts are read with `config.feedback_passes`; with 0 a Hugging Face
+        trunk is the source model itself, with all its arguments. `config.score_as_generated` reads texts without labels as `generate`
+        makes them.
+
+        attention_mask   [B, T], 0 = padding on either side; with 0 passes, whatever the source takes
+        position_ids     [B, T]; with feedback passes, every 0 starts a document
+        logits_to_keep   only the last n positions' logits, or those of the given indices; 0 = all
+        prompt_reading   `generate`'s own, without a cache
+        Raises ValueError in one sentence for what does not go together.
+        """
+        cache = cache if cache is not None else past_key_values
+        keep_all = return_dict is None or return_dict
+        if isinstance(cache, FeedbackCache) or prompt_reading is not None:
+            output = self._decode(self._tokens(input_ids, inputs_embeds), attention_mask, cache, prompt_reading, logits_to_keep)
+        elif self.training and labels is not None:
+            tokens_BT = self._tokens(input_ids, inputs_embeds)
+            output = training_forward(self, tokens_BT, attention_mask, position_ids, labels, num_items_in_batch, logits_to_keep)
+        elif labels is None and self.config.score_as_generated:
+            tokens_BT = self._tokens(input_ids, inputs_embeds)
+            states_BTD = read_as_generated(self, tokens_BT, logits_to_keep, attention_mask, position_ids)
+            output = CausalLMOutputWithPast(logits=self.logits(_kept(states_BTD, logits_to_keep)))
+        elif not self.config.feedback_passes and isinstance(self.trunk, HuggingFaceTrunk):
+            self._warn_of_plain_scores()
+            arguments = dict(kwargs, labels=labels, use_cache=use_cache, logits_to_keep=logits_to_keep, return_dict=keep_all)
+            if num_items_in_batch is not None:
+                arguments["num_items_in_batch"] = num_items_in_batch
+            arguments |= {"attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds, CACHE: cache}
+            return self.trunk.lm(input_ids, **{name: value for name, value in arguments.items() if value is not None})
+        else:
+            output = self._read(input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache, logits_to_keep, kwargs)
+            if labels is not None:
+                output.loss = self._loss(output["logits"], labels, attention_mask, position_ids, num_items_in_batch, logits_to_keep)
+        return output if keep_all else output.to_tuple()
+
+    def _read(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: TransformersCache | None,
+        inputs_embeds: Tensor | None,
+        use_cache: bool | None,
+        logits_to_keep: int | Tensor,
+        asked: dict[str, Any],
+    ) -> CausalLMOutputWithPast:
+        passes = self.config.feedback_passes
+        for name in ("output_hidden_states", "output_attentions"):
+            if asked.get(name):
+                raise ValueError(f"{name}: {NOT_GIVEN if passes else 'fullband.diagnose records those of an App. A decoder'}")
+        if cache is not None or use_cache:
+            raise ValueError("use_cache: a text is read whole; to go on from it, give forward(cache=) an empty fullband.hf.FeedbackCache")
+        tokens_BT = self._tokens(input_ids, inputs_embeds)
+        if not passes:
+            self._warn_of_plain_scores()
+        states_BTD = read_text(self, tokens_BT, passes, attention_mask, position_ids)
+        return CausalLMOutputWithPast(logits=self.logits(_kept(states_BTD, logits_to_keep)))
+
+    def _loss(
+        self,
+        logits_BTV: Tensor,
+        labels_BT: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        scored: Tensor | int | None,
+        logits_to_keep: int | Tensor,
+    ) -> Tensor:
+        """Mean cross-entropy in nats of the labels, or their sum / `scored`; a document's first token has nothing to be predicted from."""
+        documents_BT = describe_rows(labels_BT, attention_mask, position_ids)[1]
+        targets_BT = _kept(shifted_targets(labels_BT, documents_BT), logits_to_keep).contiguous()
+        return self.loss_function(logits_BTV, None, self.trunk.vocab_size, num_items_in_batch=scored, shift_labels=targets_BT)
+
+    def _decode(
+        self,
+        tokens_BT: Tensor,
+        attention_mask: Tensor | None,
+        cache: TransformersCache | None,
+        prompt: PromptReading | None,
+        logits_to_keep: int | Tensor,
+    ) -> CausalLMOutputWithPast:
+        """A prompt gives the logits of its last position only, generated tokens those of each."""
+        held, given = cache, tokens_BT
+        if prompt is not None:
+            held = FeedbackCache(resumable=False)
+            mask = None if attention_mask is None else attention_mask[:, : prompt.length]
+            held.read_prompts(self, tokens_BT[:, : prompt.length], mask, prompt.mode, prompt.chunk)
+            given = tokens_BT[:, prompt.length :]
+        assert isinstance(held, FeedbackCache)
+        is_prompt = held.state is None
+        states_BTD = held.read_prompts(self, tokens_BT, attention_mask)[:, None] if is_prompt else held.read_tokens(self, given)
+        handed_on: dict[str, Any] = {} if cache is None else {CACHE: cache}
+        return CausalLMOutputWithPast(logits=self.logits(_kept(states_BTD, logits_to_keep)), **handed_on)
+
+    def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if input_ids is None:
+            where = "" if inputs_embeds is None else "; inputs_embeds are for a Hugging Face trunk with feedback_passes=0"
+            raise ValueError(f"input_ids are needed: the fusion mixes each token's embedding with the state before it{where}")
+        return input_ids
+
+    def _warn_of_plain_scores(self) -> None:
+        if self.sampled_with_feedback and not self.warned_of_plain_scores:
+            self.warned_of_plain_scores = True
+            warnings.warn(
+                "texts that were generated with latent feedback are scored without it (config.feedback_passes=0): these are not the "
+                "probabilities with which they were generated; config.score_as_generated=True gives those",
+                stacklevel=3,
+            )
+
+    @torch.no_grad()
+    def _init_weights(self, module: Any) -> None:
+        """Trunk and fusion initialise themselves; a model that was never trained here begins at step 0."""
+        if isinstance(module, TrainingProgress):
+            init.zeros_(module.step)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.trunk.lm.get_input_embeddings() if isinstance(self.trunk, HuggingFaceTrunk) else self.trunk.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Raises ValueError for an App. A decoder, whose embedding is its head."""
+        self._source("new embeddings").set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The head; None for an App. A decoder, whose embedding is its head."""
+        return self.trunk.lm.get_output_embeddings() if isinstance(self.trunk, HuggingFaceTrunk) else None
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self._source("a new head").set_output_embeddings(new_embeddings)
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own; fused inputs keep the scale that was measured (`trunk.calibrate` measures again)."""
+        resized = self._source("another vocabulary").resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        assert isinstance(self.trunk, HuggingFaceTrunk)
+        self.trunk.vocab_size = resized.num_embeddings
+        return resized
+
+    def _source(self, wish: str) -> PreTrainedModel:
+        if not isinstance(self.trunk, HuggingFaceTrunk):
+            raise ValueError(f"an App. A decoder takes no {wish}: its shape is its config")
+        return self.trunk.lm
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self.trunk, Decoder):
+            self.trunk.activation_checkpointing = enable
+        else:
+            super()._set_gradient_checkpointing(enable, *args, **kwargs)
+
+
+def _kept(values: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The positions whose logits are wanted, of values [B, T, ...]."""
+    if isinstance(logits_to_keep, Tensor):
+        return values[:, logits_to_keep]
+    return values[:, -logits_to_keep:] if logits_to_keep else values
