@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from fullband.plots.chart import nice_ticks
 from fullband.quickstart import prose
-from fullband.quickstart.chart import nice_ticks
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fullband.plots.chart import Axis, Line, Mark, line_chart, nice_ticks
 from fullband.plots.style import LIGHT, PASS_KEYS, dash, figure, reading_label
 from fullband.train.metrics import METRICS, read_metrics
 
@@ -71,24 +72,46 @@ def curve_label(model: str, k: int) -> str:
     return reading_label(model) if model == "standard" else f"full-band, pass {k}{' (plain)' if k == 1 else ''}"
 
 
+def marks_of(curves: Mapping[str, Sequence[Curve]], milestones: Mapping[str, Any]) -> list[tuple[float, str]]:
+    """(token-equivalent compute, label) of switch-on, with its shock if that is known, and crossover of the full-band run."""
+    shock = milestones.get("switch_on_shock")
+    words = {"switch_on_step": "feedback on" + ("" if shock is None else f", shock {shock:+.2f} nats"), "crossover_step": "crossover"}
+    places = [(compute_at(curves.get("fullband", []), milestones.get(key)), label) for key, label in words.items()]
+    return [(at, label) for at, label in places if at is not None]
+
+
 def plot_curves(curves: Mapping[str, Sequence[Curve]], paths: Sequence[Path], milestones: Mapping[str, Any]) -> None:
-    """Draw the curves of runs ("standard", "fullband") with switch-on and crossover of the latter."""
-    with figure(paths) as (_, axes):
+    """Draw the curves of runs ("standard", "fullband") with switch-on, shock and crossover of the latter."""
+    with figure(paths, width=9.4) as (drawing, axes):
         for model, of_model in curves.items():
             for curve in of_model:
                 key = curve_key(model, curve.k)
                 compute = [x / 1e6 for x in curve.compute]
                 axes.plot(compute, curve.loss, color=LIGHT[key], linewidth=0.8, alpha=0.25)
                 axes.plot(compute, curve.smooth, color=LIGHT[key], linestyle=dash(key), label=curve_label(model, curve.k))
-        top = 1.12 * axes.get_ylim()[1]  # room for the labels
-        for place, label in ((1.0, "switch_on_step"), (0.92, "crossover_step")):
-            at = compute_at(curves.get("fullband", []), milestones.get(label))
-            if at is not None:
-                axes.axvline(at / 1e6, color="#8a8a8a", linewidth=1, linestyle=":")
-                text = "feedback on" if label == "switch_on_step" else "crossover"
-                axes.text(at / 1e6, top * place, f" {text}", color="#5f5f5f", fontsize=9, va="top")
+        top, furthest = 1.14 * axes.get_ylim()[1], axes.get_xlim()[1]  # room for the labels
+        for number, (at, label) in enumerate(marks_of(curves, milestones)):
+            late = at / 1e6 > 0.6 * furthest
+            axes.axvline(at / 1e6, color="#8a8a8a", linewidth=1, linestyle=":")
+            place = (at / 1e6, top * (1 - 0.06 * number))
+            axes.text(*place, f"{label} " if late else f" {label}", color="#5f5f5f", fontsize=9, va="top", ha="right" if late else "left")
         axes.set(xlabel="token-equivalent compute, millions (tokens × passes)", ylabel="training loss, nats a token")
         axes.set_xlim(left=0)
         axes.set_ylim(0, top)
         axes.set_title("Training loss by pass")
-        axes.legend(fontsize=9)
+        drawing.legend(loc="outside right upper", fontsize=9)
+
+
+def curves_chart(curves: Mapping[str, Sequence[Curve]], milestones: Mapping[str, Any]) -> str:
+    """The same for a page, with the values under the pointer."""
+    lines = [
+        Line(curve_key(model, curve.k), curve_label(model, curve.k), [x / 1e6 for x in curve.compute], curve.smooth, faint=curve.loss)
+        for model, of_model in curves.items()
+        for curve in of_model
+    ]
+    marks = [Mark(label, x=at / 1e6, row=row) for row, (at, label) in enumerate(marks_of(curves, milestones))]
+    furthest = max(line.x[-1] for line in lines)
+    highest = max(max(line.y) for line in lines) * 1.12
+    x = Axis("token-equivalent compute, millions", 0, furthest, nice_ticks(furthest), digits=2, unit=" million")
+    y = Axis("loss, nats a token", 0, highest, nice_ticks(highest), digits=3)
+    return line_chart("Training loss by pass", lines, marks, x, y)

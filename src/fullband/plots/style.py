@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from fullband.files import write_bytes
 
 LIGHT = {
     "standard": "#6b6b6b",
@@ -43,8 +46,11 @@ def reading_label(name: str) -> str:
 
 
 @contextmanager
-def figure(paths: Sequence[Path], width: float = 7.2, height: float = 4.2) -> Iterator[tuple[Any, Any]]:
-    """A (figure, axes) in this style, saved to `paths` (the suffix says how) when the block ends. Touches no global state."""
+def figure(paths: Sequence[Path], width: float = 7.2, height: float = 4.2, rows: int = 1, columns: int = 1) -> Iterator[tuple[Any, Any]]:
+    """A (figure, axes) in this style, saved to `paths` (the suffix says how) when the block ends. Touches no global state.
+
+    With more rows or columns than one, the axes are an array of panels [rows, columns].
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -69,10 +75,12 @@ def figure(paths: Sequence[Path], width: float = 7.2, height: float = 4.2) -> It
     with matplotlib.rc_context(settings):
         drawing = Figure(figsize=(width, height), dpi=160, layout="constrained")
         FigureCanvasAgg(drawing)
-        yield drawing, drawing.add_subplot()
+        yield drawing, drawing.subplots(1, columns) if rows == columns == 1 else drawing.subplots(rows, columns, squeeze=False)
         for path in paths:
-            metadata = {"Date": None} if path.suffix == ".svg" else None
-            drawing.savefig(path, metadata=metadata)
+            kind = path.suffix.removeprefix(".")
+            picture = BytesIO()
+            drawing.savefig(picture, format=kind, metadata={"Date": None} if kind == "svg" else None)
+            write_bytes(path, picture.getvalue())
 
 
 def dash(name: str) -> Any:

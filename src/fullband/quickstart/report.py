@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from fullband.plots.curves import Curve, compute_at, curve_key, curve_label
+from fullband.plots.chart import SCRIPT, STYLE, Axis, Line, Mark, line_chart
+from fullband.plots.curves import Curve, curves_chart
 from fullband.plots.page import stylesheet
 from fullband.plots.style import reading_label
 from fullband.quickstart import prose
-from fullband.quickstart.chart import Axis, Line, Mark, line_chart, nice_ticks
 from fullband.quickstart.recipes import POSITIONS
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
@@ -28,6 +28,8 @@ def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]]) -> 
     task, recipe = result["task"], result["recipe"]
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         stylesheet=stylesheet(),
+        chart_style=STYLE.read_text(encoding="utf-8"),
+        chart_script=SCRIPT.read_text(encoding="utf-8"),
         headline=prose.headline(result, HEADLINE_POSITION),
         numbers="".join(headline_number(result, name) for name in HEADLINE_READINGS),
         headline_position=HEADLINE_POSITION,
@@ -42,7 +44,7 @@ def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]]) -> 
         accuracy_chart=accuracy_chart(result),
         accuracy_table=accuracy_table(result),
         chance=f"{result['chance']:.3f}".rstrip("0"),
-        curves_chart=curves_chart(curves, result),
+        curves_chart=curves_chart(curves, result["milestones"]),
         chance_loss=f"{math.log(1 / result['chance']):.2f}",
         milestones=prose.milestones(result["milestones"]),
         compute_text=prose.compute(result),
@@ -90,26 +92,6 @@ def accuracy_chart(result: Mapping[str, Any]) -> str:
     x = Axis("position, counted from 1", 1, POSITIONS[-1], (1, 8, 16, 24, 32, 40, 48, 56, 64), prefix="position ")
     y = Axis("share of right answers", 0, 1.08, (0, 0.2, 0.4, 0.6, 0.8, 1), digits=2)
     return line_chart("Accuracy by position", lines, marks, x, y)
-
-
-def curves_chart(curves: Mapping[str, Sequence[Curve]], result: Mapping[str, Any]) -> str:
-    lines = [
-        Line(curve_key(model, curve.k), curve_label(model, curve.k), millions(curve.compute), curve.smooth, faint=curve.loss)
-        for model, of_model in curves.items()
-        for curve in of_model
-    ]
-    milestones = (("switch_on_step", "feedback on", 0), ("crossover_step", "crossover", 1))
-    places = [(label, compute_at(curves["fullband"], result["milestones"][key]), row) for key, label, row in milestones]
-    marks = [Mark(label, x=at / 1e6, row=row) for label, at, row in places if at is not None]
-    furthest = max(line.x[-1] for line in lines)
-    highest = max(max(line.y) for line in lines) * 1.12
-    x = Axis("token-equivalent compute, millions", 0, furthest, nice_ticks(furthest), digits=2, unit=" million")
-    y = Axis("loss, nats a token", 0, highest, nice_ticks(highest), digits=3)
-    return line_chart("Training loss by pass", lines, marks, x, y)
-
-
-def millions(values: Sequence[int]) -> list[float]:
-    return [value / 1e6 for value in values]
 
 
 def accuracy_table(result: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""Line charts as SVG text for the report: coloured by its style sheet (light and dark), with the values under the pointer.
+"""Line charts as SVG text for pages: coloured by their style sheet (light and dark), with the values under the pointer.
 
-Each chart is made twice, for a desk and for a phone; the style sheet shows one of them. The page's script reads the values from the
-`data-chart` attribute.
+Each chart is made twice, for a desk and for a phone; the style sheet shows one of them. The page's script (chart.js) reads the values
+from the `data-chart` attribute.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+from typing import Any
 
 from fullband.plots.style import DASHES
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+STYLE, SCRIPT = Path(__file__).with_name("chart.css"), Path(__file__).with_name("chart.js")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Axis:
-    """A range, its ticks, and how a value is written in the tooltip: `prefix`, `digits`, `unit`."""
+    """A range, its ticks, and how a value is written in the tooltip: `prefix`, `digits`, `unit`. A logarithmic one lies above 0."""
 
     label: str
     low: float
@@ -47,6 +52,13 @@ class Axis:
     digits: int = 0
     prefix: str = ""
     unit: str = ""
+    log: bool = False
+
+    def share(self, value: float) -> float:
+        """0 at `low`, 1 at `high`."""
+        if self.log:
+            return math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
 
 
 @dataclass(frozen=True)
@@ -54,13 +66,13 @@ class Size:
     name: str
     width: int
     height: int
-    left: int = 46
+    left: int = 56
     right: int = 14
     top: int = 14
     bottom: int = 44
 
 
-DESK, PHONE = Size("desk", 760, 380), Size("phone", 360, 320, left=44, right=10)
+DESK, PHONE = Size("desk", 760, 380), Size("phone", 360, 320, left=52, right=10)
 
 
 def nice_ticks(high: float, about: int = 5) -> list[float]:
@@ -69,6 +81,24 @@ def nice_ticks(high: float, about: int = 5) -> list[float]:
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
     return [round(step * i, 10) for i in range(int(high / step + 1e-9) + 1)]
+
+
+def log_axis(label: str, values: Sequence[float], **options: Any) -> Axis:
+    """A logarithmic axis of whole decades around the values above 0 (at least one); up to six labelled ticks."""
+    above = [value for value in values if value > 0] or [1.0]
+    low, high = math.floor(math.log10(min(above))), math.ceil(math.log10(max(above)))
+    high = max(high, low + 1)
+    step = math.ceil((high - low) / 6)
+    return Axis(label, 10.0**low, 10.0**high, [10.0**power for power in range(low, high + 1, step)], log=True, **options)
+
+
+def near_axis(label: str, values: Sequence[float]) -> Axis:
+    """An axis around the values, which need not reach down to 0."""
+    margin = 0.06 * (max(values) - min(values)) or 0.1
+    low, high = min(values) - margin, max(values) + margin
+    step = nice_ticks(high - low)[1]
+    ticks = [round(step * i, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return Axis(label, low, high, ticks, digits=3)
 
 
 def line_chart(title: str, lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis) -> str:
@@ -97,9 +127,13 @@ def _svg(title: str, lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: A
     data = {
         "left": size.left,
         "width": plot.width,
-        "x": {"low": x.low, "high": x.high, "digits": x.digits, "prefix": x.prefix, "unit": x.unit},
-        "y": {"digits": y.digits},
-        "lines": [{"key": line.key, "label": line.label, "x": _short(line.x, 4), "y": _short(line.y, 3)} for line in lines],
+        "x": {"low": x.low, "high": x.high, "digits": x.digits, "prefix": x.prefix, "unit": x.unit, "log": x.log},
+        "y": {"digits": y.digits, "log": y.log},
+        "grid": _short(max((line.x for line in lines), key=len), 4),
+        "lines": [
+            {"key": line.key, "label": line.label, "x": _short(line.x, 4), "y": _significant(line.y) if y.log else _short(line.y, 3)}
+            for line in lines
+        ],
     }
     return (
         f'<svg class="{size.name}" viewBox="0 0 {size.width} {size.height}" role="img" aria-label="{escape(title)}" '
@@ -111,6 +145,15 @@ def _short(values: Sequence[float], digits: int) -> list[float]:
     return [round(value, digits) for value in values]
 
 
+def _significant(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.3g}") for value in values]
+
+
+def _tick(value: float, log: bool) -> str:
+    """Powers of ten as such: 10⁻⁵ is narrower than 1e-05."""
+    return f"10{str(round(math.log10(value))).translate(SUPERSCRIPTS)}" if log else f"{value:g}"
+
+
 class _Plot:
     """Coordinates of one chart in one size."""
 
@@ -120,11 +163,10 @@ class _Plot:
         self.bottom = size.height - size.bottom
 
     def at_x(self, value: float) -> float:
-        return round(self.size.left + (value - self.x.low) / (self.x.high - self.x.low) * self.width, 1)
+        return round(self.size.left + self.x.share(value) * self.width, 1)
 
     def at_y(self, value: float) -> float:
-        share = (value - self.y.low) / (self.y.high - self.y.low)
-        return round(self.bottom - min(1.0, max(0.0, share)) * (self.bottom - self.size.top), 1)
+        return round(self.bottom - min(1.0, max(0.0, self.y.share(value))) * (self.bottom - self.size.top), 1)
 
     def path(self, x: Sequence[float], y: Sequence[float] | None, key: str, attributes: str) -> str:
         points = " ".join(f"{self.at_x(a)},{self.at_y(b)}" for a, b in zip(x, y or [], strict=True))
@@ -137,7 +179,7 @@ class _Plot:
         for tick in self.y.ticks:
             at = self.at_y(tick)
             parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at}" y2="{at}"/>')
-            parts.append(f'<text x="{left - 7}" y="{at + 4}" text-anchor="end">{tick:g}</text>')
+            parts.append(f'<text x="{left - 7}" y="{at + 4}" text-anchor="end">{_tick(tick, self.y.log)}</text>')
         for tick in self.x.ticks:
             parts.append(f'<text x="{self.at_x(tick)}" y="{self.bottom + 18}" text-anchor="middle">{tick:g}</text>')
         parts.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{self.bottom}" y2="{self.bottom}"/>')

@@ -1,0 +1,232 @@
+"""`fullband diagnose`: does the feedback of a model settle, and does it work? A verdict in words, tables, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model
+
+if TYPE_CHECKING:
+    from fullband.data.batch import Batch
+    from fullband.data.tokenizers import Tokenizer
+    from fullband.diagnose import Diagnosis
+
+EXAMPLES = """Examples:
+
+\b
+  fullband diagnose runs/tiny-text                                the run's own held-out text
+  fullband diagnose runs/quickstart/fullband --task S3 --length 64
+  fullband diagnose runs/tiny-text --passes 1000 --rows 2 --output results/diagnose/tiny-text
+  fullband diagnose MODEL --text notes.txt --rollout 0 --json
+"""
+
+PATIENCE = 2.0  # seconds
+DOCUMENTS = 256  # that rows are cut from, at most
+
+
+def diagnose(
+    model: ModelFolder,
+    text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="txt, jsonl or parquet files, or a glob; may be repeated.")] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A built-in task: group-word, S3, S4, S5, A4, A5, Z7 …, modular or modular-11.")
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="What this recipe holds out; default: the run's own.")] = None,
+    passes: Annotated[int, typer.Option(min=3, help="Most passes over the rows; 1000 for Fig. 10.")] = 32,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to read.")] = 8,
+    length: Annotated[
+        int | None, typer.Option(min=4, help="Positions of a row; default: 256 or twice the passes, as context and data allow.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Relative state change that counts as settled.")] = 1e-2,
+    rollout: Annotated[int, typer.Option(min=0, help="Tokens of the rollouts, one greedy and one sampled; 0 = none.")] = 2048,
+    temperature: Annotated[float, typer.Option(help="Of the sampled rollout.")] = 1.0,
+    sigma: Annotated[float, typer.Option(help="Size of the perturbation, relative to the state's norm.")] = 0.02,
+    seed: Annotated[int, typer.Option(min=0, help="Of sampling, noise and the task's rows.")] = 0,
+    folder: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="Write diagnosis.json, report.html and figures (PNG, SVG) there.")
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Say whether the feedback settles, and why.
+
+    Reads rows in repeated passes and exactly, generates, perturbs, and looks at what each state can reach. The verdict is one of:
+    contracting, wavefront-limited, oscillating, diverging, not yet trained, not measurable at this length.
+    """
+    from fullband.cli.console import messages, output, print_json
+    from fullband.diagnose import Settings
+    from fullband.diagnose import diagnose as measure
+
+    if sum(map(bool, (text, task, recipe))) > 1:
+        raise ValueError("--text, --task and --recipe all say what to read; give one of them")
+    if not tolerance > 0 or temperature <= 0 or not sigma > 0:
+        raise ValueError("--tolerance, --temperature and --sigma are numbers above 0")
+    network, tokenizer, found = open_model(model, device, dtype)
+    data, batch = rows_to_read(found, tokenizer, network.trunk.context, text, task, recipe, rows, passes, length, seed)
+    settings = Settings(passes, tolerance, rollout, temperature, sigma, seed)
+    with progress(messages()) as watcher:
+        diagnosis = measure(network, batch, settings, watcher)
+    described = {"model": str(model), "data": data} | diagnosis.to_json()
+    if folder is not None:
+        write_report(folder, described)
+    if as_json:
+        print_json(described)
+    else:
+        print_diagnosis(output(), described, diagnosis, folder)
+
+
+def rows_to_read(
+    folder: Path,
+    tokenizer: Tokenizer,
+    context: int,
+    text: list[str] | None,
+    task: str | None,
+    recipe: Path | None,
+    rows: int,
+    passes: int,
+    length: int | None,
+    seed: int,
+) -> tuple[str, Batch]:
+    """(what they are, the rows). Raises ValueError for data that is not the model's."""
+    from fullband.cli.evaluate_loss import recipe_documents, text_documents
+    from fullband.config import TaskSource, load_recipe
+    from fullband.diagnose import rows_of_documents, rows_of_task
+
+    if text:
+        data, documents = text_documents(text, tokenizer, DOCUMENTS)
+        return data, rows_of_documents(documents, rows, passes, context, length)
+    own = recipe or folder.parent.parent / "recipe.yaml"
+    described = load_recipe(own) if own.is_file() else None
+    source = task_source(task) if task else described.data.source if described else None
+    if isinstance(source, TaskSource):
+        check_task(source, tokenizer)
+        same = described is not None and described.data.source == source
+        trained = described.data.length if described is not None and same else None
+        data = f"held-out examples of {task_name(source)}"
+        return data, rows_of_task(source, seed, rows, passes, context, length, trained)
+    data, documents = recipe_documents(recipe, folder, tokenizer, DOCUMENTS)
+    return data, rows_of_documents(documents, rows, passes, context, length)
+
+
+def task_source(name: str) -> Any:
+    """group-word (S3), modular (7), a group's name, or modular-N. Raises ValueError."""
+    from fullband.config import TaskSource, parse
+
+    if name == "group-word":
+        return TaskSource()
+    kind, _, modulus = name.partition("-")
+    if kind == "modular":
+        return parse(TaskSource, {"task": "modular"} | ({"modulus": modulus} if modulus else {}), f"--task {name}")
+    return parse(TaskSource, {"group": name}, f"--task {name}")
+
+
+def task_name(source: Any) -> str:
+    return f"running products in {source.group}" if source.task == "group-word" else f"arithmetic modulo {source.modulus}"
+
+
+def check_task(source: Any, tokenizer: Tokenizer) -> None:
+    from fullband.data.tasks import build_task
+    from fullband.data.tokenizers import TaskTokenizer
+
+    task = build_task(source)
+    wanted = TaskTokenizer(task.name, task.names).name
+    if tokenizer.name != wanted:
+        raise ValueError(f"the model's tokenizer is {tokenizer.name}, the task needs {wanted}: it was not trained on this task")
+
+
+@contextmanager
+def progress(console: Any) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar for what is being measured, once it has taken two seconds; None without a terminal."""
+    import time
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if not console.is_interactive:
+        yield None
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    bar = Progress(*columns, console=console, transient=True)
+    shown = bar.add_task("reading", total=None)
+    begun, doing = time.perf_counter(), ""
+
+    def watch(what: str, done: int, total: int) -> None:
+        nonlocal doing
+        if what != doing:
+            doing = what
+            bar.reset(shown, total=total, description=what)
+        bar.update(shown, completed=done)
+        if not bar.live.is_started and time.perf_counter() - begun >= PATIENCE:
+            bar.start()
+
+    try:
+        yield watch
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def write_report(folder: Path, described: dict[str, Any]) -> None:
+    """diagnosis.json, report.html, and the figures as PNG and SVG."""
+    from fullband.cli.console import finite
+    from fullband.files import write_bytes, write_json
+    from fullband.plots.diagnosis_page import page
+    from fullband.plots.reachability import plot_reachability
+    from fullband.plots.settling import plot_settling
+    from fullband.plots.stability import plot_arrival, plot_response, plot_rollouts
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "diagnosis.json", finite(described))
+    write_bytes(folder / "report.html", page(described).encode())
+    figures = {"settling": plot_settling, "arrival": plot_arrival}
+    if described["reach"]:
+        figures["reachability"] = plot_reachability
+    if described["rollouts"]:
+        figures["rollouts"] = plot_rollouts
+    if described["perturbation"]:
+        figures["response"] = plot_response
+    for name, plot in figures.items():
+        plot(described, [folder / f"{name}.png", folder / f"{name}.svg"])
+
+
+def print_diagnosis(console: Any, described: dict[str, Any], diagnosis: Diagnosis, folder: Path | None) -> None:
+    from fullband.cli.tables import print_table, table
+    from fullband.plots.diagnosis_page import LISTED, number, reach_text, rollout_text
+
+    trace = diagnosis.trace
+    console.print(f"Verdict: {diagnosis.verdict.word}", style="bold")
+    for sentence in diagnosis.verdict.why:
+        console.print(f"  {sentence}")
+    console.print()
+    made = table(["pass", "loss", "loss past", "change past", "99th percentile", "gap in loss", "gap in state", "KL to exact"])
+    for record in trace.records:
+        if record.k in LISTED or record is trace.records[-1]:
+            change = record.change_past
+            moved = (None, None) if change is None else (change.relative, change.p99)
+            cells = (record.loss, record.loss_past, *moved, record.gap_loss, record.gap_state_past, record.gap_kl_past)
+            made.add_row(str(record.k), *map(number, cells))
+    print_table(
+        console,
+        f"Repeated passes over {trace.rows} rows of {trace.length} positions ({described['data']})",
+        made,
+        f"past: positions {trace.horizon} and later, which the wavefront has not reached (while k <= {trace.horizon}). "
+        f"Exact reading: {number(trace.loss_exact)} nats, {number(trace.loss_exact_past)} there. Change ratio a pass: median "
+        f"{number(trace.ratio_median)}, 99th percentile {number(trace.ratio_p99)}. "
+        f"Arrival: {number(trace.arrival.passes_per_position)} passes a position.",
+    )
+    for rollout in described["rollouts"]:
+        console.print(rollout_text(rollout))
+    if diagnosis.perturbation is not None:
+        found = diagnosis.perturbation
+        over = "" if found.over_passes is None else f", x {number(found.over_passes.growth)} a pass past the wavefront"
+        console.print(f"A nudge of {found.sigma:g} of a state's norm: x {number(found.along_positions.growth)} a position{over}.")
+    if diagnosis.reach:
+        console.print(f"Reachability by gradients: {reach_text(described)}.")
+    else:
+        console.print(f"Reachability was not measured: {diagnosis.reach_missing}.")
+    if folder is not None:
+        console.print(f"Figures and report: {folder}/report.html")

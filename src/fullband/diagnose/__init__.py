@@ -1,0 +1,28 @@
+"""Does the feedback work, and is it stable? Repeated passes, rollouts, perturbations, reachability, and a verdict in words."""
+
+from fullband.diagnose.diagnosis import Diagnosis, Settings, diagnose
+from fullband.diagnose.perturb import Perturbation, perturb
+from fullband.diagnose.reach import Reach, measure_reach
+from fullband.diagnose.records import Trace
+from fullband.diagnose.rollout import Rollout, roll_out
+from fullband.diagnose.rows import rows_of_documents, rows_of_task
+from fullband.diagnose.trace import trace_passes
+from fullband.diagnose.verdict import Verdict, judge
+
+__all__ = [
+    "Diagnosis",
+    "Perturbation",
+    "Reach",
+    "Rollout",
+    "Settings",
+    "Trace",
+    "Verdict",
+    "diagnose",
+    "judge",
+    "measure_reach",
+    "perturb",
+    "roll_out",
+    "rows_of_documents",
+    "rows_of_task",
+    "trace_passes",
+]

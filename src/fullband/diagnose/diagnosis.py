@@ -1,0 +1,95 @@
+"""Everything `fullband diagnose` measures, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fullband.data.batch import Batch
+from fullband.diagnose.perturb import Perturbation, perturb
+from fullband.diagnose.reach import POSITIONS, Reach, measure_reach
+from fullband.diagnose.records import Trace
+from fullband.diagnose.rollout import Rollout, roll_out
+from fullband.diagnose.rows import prompts_of
+from fullband.diagnose.trace import trace_passes
+from fullband.diagnose.verdict import Verdict, judge, reference_loss
+from fullband.feedback.passes import FeedbackModel
+
+ROLLOUT_ROWS = 4
+ROLLOUT_PROMPT = 32
+
+Watcher = Callable[[str, int, int], None]  # (what is being done, done, of how many)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    passes       most passes over the rows
+    tolerance    relative change, and distance to exact reading, that count as settled
+    rollout      new tokens of a rollout; 0 = none
+    temperature  of the sampled rollout, beside the greedy one
+    sigma        size of the perturbation, relative to the state's norm
+    seed         of sampling, noise and projections
+    """
+
+    passes: int = 32
+    tolerance: float = 1e-2
+    rollout: int = 2048
+    temperature: float = 1.0
+    sigma: float = 0.02
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The verdict, and everything that was measured. `reach` is empty, and `reach_missing` says why, where the trunk shows no blocks;
+    `perturbation` is None for rows too short to follow one."""
+
+    verdict: Verdict
+    settings: Settings
+    trace: Trace
+    rollouts: list[Rollout]
+    perturbation: Perturbation | None
+    reach: list[Reach]
+    reach_missing: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; "verdict" is the word and "why" its sentences."""
+        found = asdict(self) | {"verdict": self.verdict.word, "why": self.verdict.why, "reference_loss": reference_loss(self.trace)}
+        found["trace"]["returns"]["period"] = self.trace.returns.period
+        return found
+
+
+def diagnose(model: FeedbackModel, batch: Batch, settings: Settings | None = None, watcher: Watcher | None = None) -> Diagnosis:
+    """Diagnose a model on rows of one document each (`rows_of_documents`, `rows_of_task`).
+
+    Raises ValueError for settings and rows that cannot be measured, before anything that takes long.
+    """
+    settings = settings or Settings()
+    batch.validate(model.trunk.vocab_size)
+    report = watcher or (lambda what, done, total: None)
+
+    def part(what: str) -> Callable[[int, int], None]:
+        return lambda done, total: report(what, done, total)
+
+    trace = trace_passes(model, batch, settings.passes, settings.tolerance, part("reading in passes"))
+    prompts = prompts_of(batch, min(ROLLOUT_PROMPT, max(2, batch.shape[1] // 2)), ROLLOUT_ROWS)
+    rollouts = [
+        roll_out(model, prompts, settings.rollout, temperature, settings.seed, progress=part(name))
+        for name, temperature in (("generating, greedy", 0.0), ("generating, sampled", settings.temperature))
+        if settings.rollout
+    ]
+    perturbation = perturb(model, batch, settings.sigma, seed=settings.seed) if batch.shape[1] >= 4 else None
+    reach, missing = _reach(model, batch, settings.seed)
+    return Diagnosis(judge(trace), settings, trace, rollouts, perturbation, reach, missing)
+
+
+def _reach(model: FeedbackModel, batch: Batch, seed: int) -> tuple[list[Reach], str | None]:
+    if batch.shape[1] < POSITIONS:
+        return [], f"rows of {batch.shape[1]} positions are too short"
+    try:
+        return measure_reach(model, batch.tokens[0, :POSITIONS], seed=seed), None
+    except ValueError as error:
+        return [], str(error)

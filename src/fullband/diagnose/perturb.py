@@ -1,0 +1,101 @@
+"""Response to a perturbation of size σ: does a nudge die out, along the row and from pass to pass?
+
+Two questions with two answers. Along positions the text is read exactly, once as it is and once with noise on one carried state: the
+distance afterwards is how long a decoder remembers an error. Over passes all states of the plain pass are nudged: the distance past the
+wavefront is what further passes make of it. σ is relative: the noise has σ times the norm of the state it is added to.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fullband.data.batch import Batch
+from fullband.decode import prefill, resolve_mode, step
+from fullband.feedback.passes import FeedbackModel, fused_pass
+from fullband.feedback.state import DecodeState
+
+FLOOR = 1e-5  # relative distance at which rounding takes over
+
+
+@dataclass(frozen=True)
+class Response:
+    """Mean relative distance ‖h' - h‖ / ‖h‖ after 0, 1, 2, … positions or passes (0 = the nudge itself), and the geometric mean factor
+    by which it grew in each of them, as long as it was above rounding."""
+
+    distance: list[float]
+    growth: float
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """`position` is where the state that was nudged for `along_positions` stands; `passes` is None where rows are too short to look
+    past the wavefront."""
+
+    sigma: float
+    position: int
+    along_positions: Response
+    over_passes: Response | None
+
+
+@torch.no_grad()
+def perturb(model: FeedbackModel, batch: Batch, sigma: float, passes: int = 16, positions: int = 64, seed: int = 0) -> Perturbation:
+    """Nudge rows of one document each, by relative noise σ > 0.
+
+    passes, positions   how far the response is followed, as rows allow
+    Raises ValueError for another σ, and for rows shorter than 4.
+    """
+    length = batch.shape[1]
+    if not sigma > 0 or not math.isfinite(sigma):
+        raise ValueError(f"the size of a perturbation is a number above 0, not {sigma}")
+    if length < 4:
+        raise ValueError(f"a perturbation is followed over rows of at least 4 positions, not {length}")
+    generator = torch.Generator().manual_seed(seed)
+    tokens_BT = batch.tokens.to(model.trunk.head_weight.device)
+    at = length // 4
+    along = _along_positions(model, tokens_BT[:, : at + 1 + positions], at, sigma, generator)
+    measurable = min(passes, length // 2 - 1)
+    over = _over_passes(model, tokens_BT, measurable, sigma, generator) if measurable >= 2 else None
+    return Perturbation(sigma, at, _response(along), None if over is None else _response(over))
+
+
+def _along_positions(model: FeedbackModel, tokens_BT: Tensor, at: int, sigma: float, generator: torch.Generator) -> list[float]:
+    """The state of position `at` is nudged, after exact reading up to it; the text goes on as it is."""
+    clean = prefill(model, tokens_BT[:, : at + 1], "exact")
+    nudged = DecodeState(clean.cache, _nudge(clean.top_BD, sigma, generator), clean.positions_B, clean.documents_B).fork()
+    distances, mode = [_distance(nudged.top_BD, clean.top_BD)], resolve_mode("soft")
+    for t in range(at + 1, tokens_BT.shape[1]):
+        clean, nudged = (step(model, state, tokens_BT[:, t], mode) for state in (clean, nudged))
+        distances.append(_distance(nudged.top_BD, clean.top_BD))
+    return distances
+
+
+def _over_passes(model: FeedbackModel, tokens_BT: Tensor, passes: int, sigma: float, generator: torch.Generator) -> list[float]:
+    embeddings_BTD = model.trunk.embed(tokens_BT)
+    clean_BTD, _ = model.trunk(embeddings_BTD)
+    nudged_BTD = _nudge(clean_BTD, sigma, generator)
+    past = slice(passes + 1, None)
+    distances = [_distance(nudged_BTD[:, past], clean_BTD[:, past])]
+    for _ in range(passes):
+        clean_BTD, nudged_BTD = (fused_pass(model, embeddings_BTD, states)[0] for states in (clean_BTD, nudged_BTD))
+        distances.append(_distance(nudged_BTD[:, past], clean_BTD[:, past]))
+    return distances
+
+
+def _nudge(states: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(states.shape, generator=generator, dtype=torch.float64).to(states.device, states.dtype)
+    return states + sigma * states.norm(dim=-1, keepdim=True) * noise / noise.norm(dim=-1, keepdim=True)
+
+
+def _distance(found: Tensor, clean: Tensor) -> float:
+    norms = clean.norm(dim=-1).double().clamp(min=torch.finfo(torch.float32).tiny)
+    return float(((found - clean).norm(dim=-1).double() / norms).mean())
+
+
+def _response(distances: list[float]) -> Response:
+    above = next((n for n, distance in enumerate(distances) if distance <= FLOOR), len(distances) - 1)
+    growth = (max(distances[above], FLOOR) / max(distances[0], FLOOR)) ** (1 / above) if above else 0.0
+    return Response(distances, growth)

@@ -1,0 +1,317 @@
+"""What repeated passes do to rows of text: loss and state change by pass (Figs. 3 and 10), and the gap to exact reading.
+
+Position t (counted from 0) is final after t + 1 passes, whatever the model: behind the wavefront nothing can move, so an average over
+a whole row partly measures its length. Positions are therefore kept apart:
+
+    behind   t < k: pass k and exact reading agree there
+    early    t < T / 4
+    past     t >= horizon = min(passes, T // 2): the wavefront reaches none of them within the first `horizon` passes, so over these
+             passes one and the same set of positions shows what the map does by itself
+
+Nothing is kept of a pass but a few numbers, a sample of positions from the last passes, and the states the next one needs: memory
+does not grow with the number of passes. The loop stops early only at a fixed point, where a pass returned the states it was given, bit
+for bit, so that no later one can change anything. A cycle of whole rows cannot be a reason to stop: every row reaches its fixed point
+after T passes at the latest. What returns past the wavefront, and is only caught by it, is measured by `Return`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fullband.data.batch import IGNORE, Batch
+from fullband.diagnose.records import Arrival, PassChange, PassRecord, Return, Trace
+from fullband.feedback.loss import token_losses
+from fullband.feedback.passes import FeedbackModel, check_length, iterate_passes, read_exact
+from fullband.feedback.settling import FLOOR
+
+LAGS = 8  # longest period that is looked for, in passes
+SAMPLE = 512  # positions past the wavefront whose last states are kept for it
+KL_POSITIONS = 64  # positions whose distributions are compared with those of exact reading
+TOLERANCES = (1e-1, 1e-2, 1e-3)
+
+Progress = Callable[[int, int], None]  # (done, of how many)
+
+
+class _Positions:
+    """Which positions a statistic covers, and the losses there."""
+
+    def __init__(self, batch: Batch, passes: int):
+        self.depth_BT = torch.where(batch.documents >= 0, batch.positions, -1)
+        self.real_BT = self.depth_BT >= 0
+        self.length = int(self.depth_BT.max()) + 1
+        self.horizon = min(passes, self.length // 2)
+        self.early_BT = self.real_BT & (self.depth_BT < max(1, self.length // 4))
+        self.past_BT = self.depth_BT >= self.horizon
+        self.scored_BT = (batch.targets != IGNORE) & self.real_BT
+        self.targets = batch.targets
+
+    def losses(self, model: FeedbackModel, states_BTD: Tensor) -> Tensor:
+        nll, _ = token_losses(states_BTD.flatten(0, 1), model.trunk.head_weight, self.targets.flatten())
+        return nll.view(self.targets.shape)
+
+    def mean_loss(self, nll_BT: Tensor, where_BT: Tensor) -> float | None:
+        chosen = nll_BT[where_BT & self.scored_BT]
+        return float(chosen.double().mean()) if len(chosen) else None
+
+
+class _Ratios:
+    """The change ratio of every position past the wavefront: from its first change above rounding to its last one, or, where changes
+    have dropped to rounding for good, to the one after. A state that rests now and then and moves on has not settled."""
+
+    def __init__(self, floor: float, device: torch.device, positions: int):
+        self.floor, self.pass_ = floor, 0
+        self.first_N, self.last_N, self.latest_N = (torch.zeros(positions, device=device) for _ in range(3))
+        self.first_at_N, self.last_at_N = (torch.zeros(positions, dtype=torch.long, device=device) for _ in range(2))
+
+    def add(self, relative_N: Tensor) -> None:
+        self.pass_ += 1
+        above_N = ~(relative_N <= self.floor)  # so written, NaN is above
+        begins_N = above_N & (self.first_at_N == 0)
+        self.first_N = torch.where(begins_N, relative_N, self.first_N)
+        self.first_at_N = torch.where(begins_N, self.pass_, self.first_at_N)
+        self.last_N = torch.where(above_N, relative_N, self.last_N)
+        self.last_at_N = torch.where(above_N, self.pass_, self.last_at_N)
+        self.latest_N = relative_N
+
+    def ratios(self) -> Tensor:
+        """Between 0 (nothing ever moved the state) and whatever it grew by in a pass; 1 where only the last pass moved it."""
+        resting_N = self.last_at_N < self.pass_
+        end_N = torch.where(resting_N, torch.full_like(self.last_N, self.floor), self.last_N)
+        steps_N = self.last_at_N + resting_N.long() - self.first_at_N
+        ratios_N = (end_N / self.first_N.clamp(min=self.floor)) ** (1 / steps_N.clamp(min=1))
+        return torch.where(self.first_at_N == 0, 0.0, ratios_N)
+
+
+@torch.no_grad()
+def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: float = 1e-2, progress: Progress | None = None) -> Trace:
+    """Read `batch` again and again, up to `passes` (>= 3) times, and position by position to compare with.
+
+    tolerance  relative change of a state below which it counts as settled
+    progress   called with (positions of exact reading and passes done, of how many)
+    Raises ValueError for fewer passes, and for rows that do not fit the context.
+    """
+    if passes < 3:
+        raise ValueError(f"a change ratio takes at least 3 passes, not {passes}")
+    check_length(model, batch.shape[1])
+    report = progress or (lambda done, total: None)
+    batch = batch.to(model.trunk.head_weight.device)
+    one_document = bool((batch.documents == 0).all())
+    layout = () if one_document else (batch.positions, batch.documents)
+    positions = _Positions(batch, passes)
+    exact_BTD = read_exact(model, batch.tokens, *layout)
+    exact = _Exact(model, exact_BTD, positions)
+    records: list[PassRecord] = []
+    floor = max(FLOOR, 2 * torch.finfo(exact_BTD.dtype).eps)
+    ratios, returns = _Ratios(floor, exact_BTD.device, int(positions.past_BT.sum())), _Returns(positions.past_BT)
+    previous_BTD: Tensor | None = None
+    fixed_at = None
+    arrived_BT = torch.ones_like(batch.tokens)  # the pass after the last one that was too far from exact reading
+    for k, states_BTD in enumerate(islice(iterate_passes(model, batch.tokens, *layout), passes), start=1):
+        measurable = k <= positions.horizon
+        moved = None
+        change_BT = torch.empty(0)
+        if previous_BTD is not None:
+            difference_BTD = states_BTD - previous_BTD
+            moved = float((difference_BTD != 0).any(-1)[positions.real_BT].double().mean())
+            change_BT = difference_BTD.norm(dim=-1).float()
+            if measurable:
+                ratios.add((change_BT / _norms(states_BTD))[positions.past_BT])
+        if measurable:
+            returns.add(states_BTD)
+        gap_BT = exact.distance(states_BTD)
+        arrived_BT = torch.where(gap_BT < tolerance, arrived_BT, k + 1)
+        records.append(_record(model, k, states_BTD, gap_BT, change_BT if moved is not None else None, moved, positions, exact))
+        report(k, passes)
+        if moved == 0:
+            fixed_at = k
+            break
+        previous_BTD = states_BTD
+    ratios_N = ratios.ratios()
+    return Trace(
+        rows=batch.shape[0],
+        length=positions.length,
+        passes=passes,
+        horizon=positions.horizon,
+        records=records,
+        ratio_median=_quantile(ratios_N, 0.5),
+        ratio_p99=_quantile(ratios_N, 0.99),
+        shrinking=float(((ratios_N < 1) | (ratios.latest_N < tolerance)).double().mean()) if len(ratios_N) else math.nan,
+        passes_needed={wanted: _needed(records, wanted) for wanted in sorted({*TOLERANCES, tolerance}, reverse=True)},
+        returns=returns.measured(),
+        arrival=_arrival(arrived_BT, positions, records[-1].k),
+        loss_exact=exact.loss,
+        loss_exact_early=exact.loss_early,
+        loss_exact_past=exact.loss_past,
+        exact_rms=_rms(exact_BTD, positions.real_BT),
+        unigram=_unigram(batch.targets[positions.scored_BT]),
+        uniform=math.log(model.trunk.vocab_size),
+        fixed_at=fixed_at,
+        tolerance=tolerance,
+    )
+
+
+class _Exact:
+    """Exact reading, and how far a pass is from it."""
+
+    def __init__(self, model: FeedbackModel, states_BTD: Tensor, positions: _Positions):
+        self.states_BTD, self.norms_BT = states_BTD, _norms(states_BTD)
+        nll_BT = positions.losses(model, states_BTD)
+        self.loss = positions.mean_loss(nll_BT, positions.real_BT) or 0.0
+        self.loss_early = positions.mean_loss(nll_BT, positions.early_BT)
+        self.loss_past = positions.mean_loss(nll_BT, positions.past_BT)
+        self.sample_N = _spread(positions.past_BT, KL_POSITIONS)
+        self.log_probabilities_NV = self._log_probabilities(model, states_BTD)
+
+    def _log_probabilities(self, model: FeedbackModel, states_BTD: Tensor) -> Tensor:
+        logits_NV = F.linear(states_BTD.flatten(0, 1)[self.sample_N], model.trunk.head_weight)
+        return torch.log_softmax(logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)), dim=-1)
+
+    def distance(self, states_BTD: Tensor) -> Tensor:
+        return (states_BTD - self.states_BTD).norm(dim=-1).float() / self.norms_BT
+
+    def kl(self, model: FeedbackModel, states_BTD: Tensor) -> float | None:
+        if not len(self.sample_N):
+            return None
+        found_NV = self._log_probabilities(model, states_BTD)
+        divergence_N = (self.log_probabilities_NV.exp() * (self.log_probabilities_NV - found_NV)).sum(-1)
+        return float(divergence_N.double().mean().clamp(min=0))
+
+
+class _Returns:
+    """The last states of a sample of positions past the wavefront."""
+
+    def __init__(self, past_BT: Tensor):
+        self.sample_N = _spread(past_BT, SAMPLE)
+        self.states: deque[Tensor] = deque(maxlen=2 * LAGS)
+
+    def add(self, states_BTD: Tensor) -> None:
+        self.states.append(states_BTD.flatten(0, 1)[self.sample_N])
+
+    def measured(self) -> Return:
+        states = list(self.states)
+        lags = min(LAGS, len(states) // 2)
+
+        def distance(lag: int) -> float:
+            pairs = [(states[-i], states[-i - lag]) for i in range(1, lags + 1)]
+            return float(torch.stack([(a - b).norm(dim=-1).double().mean() for a, b in pairs]).mean()) if pairs else math.nan
+
+        step = distance(1) if lags else math.nan
+        return Return([distance(lag) / step if step > 0 else math.nan for lag in range(1, lags + 1)])
+
+
+def _record(
+    model: FeedbackModel,
+    k: int,
+    states_BTD: Tensor,
+    gap_BT: Tensor,
+    change_BT: Tensor | None,
+    moved: float | None,
+    positions: _Positions,
+    exact: _Exact,
+) -> PassRecord:
+    nll_BT = positions.losses(model, states_BTD)
+    norms_BT = _norms(states_BTD)
+    loss = positions.mean_loss(nll_BT, positions.real_BT) or 0.0
+    measurable = k <= positions.horizon
+
+    def change(where_BT: Tensor) -> PassChange | None:
+        return None if change_BT is None else _change(change_BT, norms_BT, where_BT)
+
+    return PassRecord(
+        k=k,
+        loss=loss,
+        loss_early=positions.mean_loss(nll_BT, positions.early_BT),
+        loss_behind=positions.mean_loss(nll_BT, positions.real_BT & (positions.depth_BT < k)),
+        loss_past=positions.mean_loss(nll_BT, positions.past_BT) if measurable else None,
+        moved=moved,
+        change=change(positions.real_BT),
+        change_front=change(positions.depth_BT == k - 1),
+        change_past=change(positions.past_BT) if measurable else None,
+        state_rms=_rms(states_BTD, positions.real_BT),
+        gap_loss=loss - exact.loss,
+        gap_state=float(gap_BT[positions.real_BT].double().mean()),
+        gap_state_past=float(gap_BT[positions.past_BT].double().mean()) if measurable else None,
+        gap_kl_past=exact.kl(model, states_BTD) if measurable else None,
+    )
+
+
+def _change(change_BT: Tensor, norms_BT: Tensor, where_BT: Tensor) -> PassChange | None:
+    change_N = change_BT[where_BT]
+    if not len(change_N):
+        return None
+    relative_N = change_N / norms_BT[where_BT]
+    means = (float(change_N.double().mean()), float(relative_N.double().mean()))
+    return PassChange(*means, median=_quantile(relative_N, 0.5), p99=_quantile(relative_N, 0.99))
+
+
+def _needed(records: Sequence[PassRecord], tolerance: float) -> int | None:
+    """The first pass from which on change stayed below the tolerance."""
+    needed = None
+    for record in reversed(records):
+        if record.change_past is None:
+            continue
+        if not record.change_past.p99 < tolerance:
+            break
+        needed = record.k
+    return needed
+
+
+def _arrival(arrived_BT: Tensor, positions: _Positions, last: int) -> Arrival:
+    depth_BT, length = positions.depth_BT, positions.length
+    shown = sorted({round(i * (length - 1) / 127) for i in range(128)})
+    by_position = [arrived_BT[depth_BT == t].double() for t in shown]
+
+    def reached(share: float) -> list[int | None]:
+        passes = [math.ceil(_quantile(arrived_N, share)) for arrived_N in by_position]
+        return [None if k > last else k for k in passes]
+
+    late = float((arrived_BT[depth_BT >= length // 2] <= last).double().mean())
+    whole = length if late >= 0.95 else min(length, last)
+    third_BT = (depth_BT >= whole // 2) & (depth_BT < 3 * whole // 4)
+    last_BT = (depth_BT >= 3 * whole // 4) & (depth_BT < whole)
+    slope = math.nan
+    if bool(third_BT.any()) and bool(last_BT.any()):
+        later, distance = (float(x[last_BT].double().mean() - x[third_BT].double().mean()) for x in (arrived_BT, depth_BT))
+        slope = later / distance
+    return Arrival(shown, reached(0.5), reached(0.9), late, slope)
+
+
+def _spread(where_BT: Tensor, limit: int) -> Tensor:
+    """Up to `limit` of the marked places, evenly spread, as indices into the flattened [B·T]."""
+    places = where_BT.flatten().nonzero()[:, 0]
+    if len(places) <= limit:
+        return places
+    return places[torch.linspace(0, len(places) - 1, limit, device=places.device).round().long()]
+
+
+def _norms(states_BTD: Tensor) -> Tensor:
+    """‖h‖ [B, T], never 0: a relative change of nothing is nothing."""
+    return states_BTD.norm(dim=-1).float().clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _rms(states_BTD: Tensor, where_BT: Tensor) -> float:
+    return float(states_BTD[where_BT].double().square().mean().sqrt())
+
+
+def _quantile(values_N: Tensor, share: float) -> float:
+    """By sorting: torch.quantile refuses more than 2^24 values. NaN sorts last, so a single one shows at the top."""
+    if not len(values_N):
+        return math.nan
+    ordered = values_N.double().sort().values
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    return float(ordered[low].lerp(ordered[min(low + 1, len(ordered) - 1)], place - low))
+
+
+def _unigram(targets_N: Tensor) -> float:
+    """Entropy in nats."""
+    counts = torch.bincount(targets_N).double()
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * shares.log()).sum())

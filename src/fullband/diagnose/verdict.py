@@ -1,0 +1,222 @@
+"""The verdict in words, and the numbers it rests on. A function of a trace and nothing else, so that each rule can be tested.
+
+What would mislead, and is not asked: the mean change over whole rows (positions behind the wavefront are final whatever the model), the
+change ratio of rows that a fast wavefront has crossed meanwhile (hence the look at where positions arrive), and the norm of the Jacobian
+(good models have top singular values well above 1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from fullband.diagnose.records import PassRecord, Trace
+
+VerdictWord = Literal[
+    "contracting", "wavefront-limited", "oscillating", "diverging", "not yet trained", "not measurable at this length"
+]  # fmt: skip
+
+LEARNED = 0.95  # a reading has learned something if its loss is below this share of what the targets' frequencies alone give
+CLIMB = 0.05  # of that loss: what counts as a loss that has risen
+LEAST_PASSES = 8  # past the wavefront, before anything is said about settling
+SETTLED = 0.95  # share of positions past the wavefront whose change must shrink
+SLOW = 0.05  # passes a position: arrivals that rise faster than one pass in twenty positions wait for one another
+UNSETTLED_SLOPE = 0.9  # passes a position: at 1 nothing settles before it must
+AHEAD = 0.97  # change ratio a pass: ahead of a front that passes along the row some positions do not shrink at all
+GROWN = 2.0  # times the change and the state's scale must have grown to call it a flight
+TRAINED_PASSES = 3  # the deepest that the paper trains; what deeper reading must beat to be worth its passes
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A word, and the sentences that say why, the deciding one first."""
+
+    word: VerdictWord
+    why: list[str]
+
+
+def judge(trace: Trace) -> Verdict:
+    """The verdict on what repeated passes did."""
+    for rule in (_not_finite, _not_trained, _not_measurable, _running_away, _contracting, _cycling, _waiting):
+        found = rule(trace)
+        if found is not None:
+            return Verdict(found.word, [*found.why, *_stopped(trace)])
+    found = _unsettled(trace)
+    return Verdict(found.word, [*found.why, *_stopped(trace)])
+
+
+def reference_loss(trace: Trace) -> float:
+    """The loss, in nats, of knowing the targets' frequencies and reading nothing."""
+    return min(trace.unigram, trace.uniform)
+
+
+def _not_finite(trace: Trace) -> Verdict | None:
+    for record in trace.records:
+        if not (math.isfinite(record.loss) and math.isfinite(record.state_rms)):
+            return Verdict("diverging", [f"States or loss are no longer finite at pass {record.k}."])
+    if not (math.isfinite(trace.loss_exact) and math.isfinite(trace.exact_rms)):
+        return Verdict("diverging", [f"States or loss of exact reading are not finite within {trace.length} positions."])
+    return None
+
+
+def _not_trained(trace: Trace) -> Verdict | None:
+    """Whole rows or their first quarter will do: a model that reads on beyond its training length may be lost later."""
+    reference, fused = reference_loss(trace), trace.records[1:]
+    plain = _least(trace.records[0].loss, trace.records[0].loss_early)
+    best_fused = _least(trace.loss_exact, trace.loss_exact_early, *(loss for r in fused for loss in (r.loss, r.loss_early)))
+    bound = f"{LEARNED:g} of the {reference:.3f} nats that the targets' frequencies alone give"
+    if min(plain, best_fused) >= LEARNED * reference:
+        return Verdict(
+            "not yet trained",
+            [f"No reading has a loss below {bound}: plain {plain:.3f}, with feedback {best_fused:.3f} at best."],
+        )
+    if fused[0].moved == 0:
+        return Verdict(
+            "not yet trained", ["The fusion passes nothing on: the second pass changes no state (is its state matrix still zero?)."]
+        )
+    if best_fused >= LEARNED * reference:
+        words = f"Plain reading has learned ({plain:.3f} nats), the fusion has not: with feedback no loss is below {bound}"
+        return Verdict("not yet trained", [f"{words} ({best_fused:.3f} at best)."])
+    return None
+
+
+def _least(*losses: float | None) -> float:
+    return min(loss for loss in losses if loss is not None)
+
+
+def _not_measurable(trace: Trace) -> Verdict | None:
+    if trace.horizon >= LEAST_PASSES:
+        return None
+    why = (
+        f"Only {trace.passes} passes were run; at least {LEAST_PASSES} are needed."
+        if trace.passes < LEAST_PASSES
+        else f"Rows of {trace.length} positions show {trace.horizon} passes past the wavefront; "
+        f"{LEAST_PASSES} passes need rows of {2 * LEAST_PASSES}."
+    )
+    return Verdict("not measurable at this length", [why])
+
+
+def _running_away(trace: Trace) -> Verdict | None:
+    first, last = _first(trace), _last(trace)
+    assert first.change_past is not None and last.change_past is not None
+    change = last.change_past.absolute / max(first.change_past.absolute, 1e-30)
+    scale = last.state_rms / trace.records[0].state_rms
+    if trace.ratio_median <= 1 or change < GROWN or scale < GROWN:
+        return None
+    return Verdict(
+        "diverging",
+        [
+            f"Past the wavefront the change grows: median ratio {trace.ratio_median:.3f} a pass, x {change:.3g} from pass {first.k} to "
+            f"{last.k}, while states grow x {scale:.3g}."
+        ],
+    )
+
+
+def _contracting(trace: Trace) -> Verdict | None:
+    needed = trace.passes_needed[trace.tolerance]
+    if needed is None and not (trace.shrinking >= SETTLED and trace.ratio_median < 1):
+        return None
+    if trace.ratio_p99 >= AHEAD and _arrives_in_turn(trace):
+        return None
+    share = f"The change shrinks at {trace.shrinking:.1%} of the positions past the wavefront"
+    why = [f"{share}: ratio {trace.ratio_median:.3f} a pass in the median, {trace.ratio_p99:.3f} at the 99th percentile."]
+    last = _last(trace)
+    assert last.change_past is not None
+    why.append(
+        f"99% of the states move less than {trace.tolerance:g} of themselves from pass {needed} on."
+        if needed is not None
+        else f"It has not come below {trace.tolerance:g} everywhere in {last.k} passes (99th percentile {last.change_past.p99:.2g})."
+    )
+    best = min(_past(trace), key=lambda record: _loss_past(record))
+    if _loss_past(last) > _loss_past(best) + CLIMB * reference_loss(trace):
+        why.append(
+            f"But what it settles to reads worse: {_loss_past(last):.3f} nats at pass {last.k}, {_loss_past(best):.3f} at pass {best.k}."
+        )
+    return Verdict("contracting", why)
+
+
+def _cycling(trace: Trace) -> Verdict | None:
+    period = trace.returns.period
+    if period is None:
+        return None
+    last = _last(trace)
+    assert last.change_past is not None
+    return Verdict(
+        "oscillating",
+        [
+            f"Past the wavefront states return after {period} passes: to within {trace.returns.distance[period - 1]:.2g} of the step that "
+            f"they make in one, which is {last.change_past.relative:.2g} of the state at pass {last.k}.",
+            *_deep_loss(trace),
+        ],
+    )
+
+
+def _arrives_in_turn(trace: Trace) -> bool:
+    """Later positions settle later, yet before they must: a front of its own passes along the row."""
+    return SLOW < trace.arrival.passes_per_position < UNSETTLED_SLOPE
+
+
+def _waiting(trace: Trace) -> Verdict | None:
+    """A front that settles states ahead of the one that no model can escape (one pass a position), or one that is worth waiting for."""
+    shallow = min(_loss_past(record) for record in _past(trace)[:TRAINED_PASSES])
+    pays = trace.loss_exact_past is not None and trace.loss_exact_past < LEARNED * shallow
+    slope = trace.arrival.passes_per_position
+    if not pays and not _arrives_in_turn(trace):
+        return None
+    why = [
+        f"States reach those of exact reading one position after another: {slope:.2g} passes a position."
+        if slope > SLOW
+        else f"{trace.arrival.late:.0%} of the second half of the rows reached exact reading in {trace.records[-1].k} passes."
+    ]
+    exact = math.nan if trace.loss_exact_past is None else trace.loss_exact_past
+    worth = "Waiting is worth it" if pays else "Waiting gains nothing here (rows longer than the model can follow?)"
+    why.append(f"{worth}: past the wavefront exact reading has {exact:.3f} nats, the first {TRAINED_PASSES} passes {shallow:.3f} at best.")
+    return Verdict("wavefront-limited", why)
+
+
+def _unsettled(trace: Trace) -> Verdict:
+    """The change neither shrinks nor runs away nor returns, and nothing is gained by waiting. Bounded, it oscillates; a loss that still
+    climbs at the end says that it leads away."""
+    last, past = _last(trace), _past(trace)
+    assert last.change_past is not None
+    quarter = max(1, len(past) // 4)
+    before, after = (sum(map(_loss_past, part)) / quarter for part in (past[-2 * quarter : -quarter], past[-quarter:]))
+    climbing = after > before + CLIMB * reference_loss(trace)
+    moving = (
+        f"Past the wavefront the change does not settle: {last.change_past.relative:.2g} of the state at pass {last.k} "
+        f"(ratio {trace.ratio_median:.3f} a pass in the median, {trace.ratio_p99:.3f} at the 99th percentile)."
+    )
+    return Verdict("diverging" if climbing else "oscillating", [moving, *_deep_loss(trace)])
+
+
+def _deep_loss(trace: Trace) -> list[str]:
+    last = _last(trace)
+    best = min(_past(trace), key=lambda record: _loss_past(record))
+    exact = "" if trace.loss_exact_past is None else f", {trace.loss_exact_past:.3f} read exactly"
+    return [f"Loss there: {_loss_past(best):.3f} nats at best (pass {best.k}), {_loss_past(last):.3f} at pass {last.k}{exact}."]
+
+
+def _stopped(trace: Trace) -> list[str]:
+    if trace.fixed_at is None:
+        return []
+    left = trace.passes - trace.fixed_at
+    return [f"Pass {trace.fixed_at} returned the states it was given, bit for bit; the other {left} would too, and were not run."]
+
+
+def _past(trace: Trace) -> list[PassRecord]:
+    """Records of the passes that were measured past the wavefront."""
+    return [record for record in trace.records if record.k <= trace.horizon]
+
+
+def _first(trace: Trace) -> PassRecord:
+    return trace.records[1]
+
+
+def _last(trace: Trace) -> PassRecord:
+    return _past(trace)[-1]
+
+
+def _loss_past(record: PassRecord) -> float:
+    """Infinite where nothing there has a target."""
+    return math.inf if record.loss_past is None else record.loss_past

@@ -1,0 +1,233 @@
+"""A diagnosis as one page that opens offline. The page itself is diagnosis_page.html."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fullband.plots.chart import SCRIPT, STYLE, Axis, Line, Mark, line_chart, log_axis, near_axis, nice_ticks
+from fullband.plots.page import stylesheet
+from fullband.plots.reachability import SHADES, WORDS, influence_text, shade, shown_layer
+from fullband.plots.settling import MANY, Series, change_series, loss_series
+from fullband.plots.stability import RESPONSE_KEYS, ROLLOUT_KEYS, responses, rollout_name
+
+TEMPLATE = Path(__file__).with_name("diagnosis_page.html")
+HEADLINES = {
+    "contracting": "Contracting: the states settle",
+    "wavefront-limited": "Wavefront-limited: each step waits for the one before",
+    "oscillating": "Oscillating: the states do not settle",
+    "diverging": "Diverging: more passes lead away",
+    "not yet trained": "Not yet trained",
+    "not measurable at this length": "Not measurable at this length",
+}
+LISTED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1000)  # passes of the table
+
+
+def page(diagnosis: Mapping[str, Any]) -> str:
+    """The page of a diagnosis: `Diagnosis.to_json`, with "model" and "data" in words beside it."""
+    trace = diagnosis["trace"]
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        stylesheet=stylesheet(),
+        chart_style=STYLE.read_text(encoding="utf-8"),
+        chart_script=SCRIPT.read_text(encoding="utf-8"),
+        verdict=escape(diagnosis["verdict"]),
+        headline=escape(HEADLINES[diagnosis["verdict"]]),
+        model=escape(diagnosis["model"]),
+        data=escape(diagnosis["data"]),
+        rows=trace["rows"],
+        length=trace["length"],
+        horizon=trace["horizon"],
+        tolerance=f"{trace['tolerance']:g}",
+        ratio_median=number(trace["ratio_median"]),
+        ratio_p99=number(trace["ratio_p99"]),
+        slope=number(trace["arrival"]["passes_per_position"]),
+        why="".join(f"<li>{escape(sentence)}</li>" for sentence in diagnosis["why"]),
+        loss_chart=loss_chart(trace),
+        change_chart=change_chart(trace, "relative"),
+        absolute_chart=change_chart(trace, "absolute"),
+        arrival_chart=arrival_chart(trace),
+        passes_table=passes_table(trace),
+        needed="; ".join(
+            f"{float(tolerance):g} {'from pass ' + str(k) + ' on' if k else 'at no pass that was measured'}"
+            for tolerance, k in trace["passes_needed"].items()
+        ),
+        rollouts=rollouts(diagnosis),
+        response=response(diagnosis),
+        reach=reach(diagnosis),
+        settings=escape(json.dumps(diagnosis["settings"], indent=2)),
+    )
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three digits; a dash for what was not measured."""
+    return "–" if value is None or value != value else f"{value:.{digits}g}"
+
+
+def passes_axis(trace: Mapping[str, Any], first: int) -> Axis:
+    last = max(trace["records"][-1]["k"], first + 1)
+    ticks: Sequence[float] = [tick for tick in nice_ticks(last) if tick >= first]
+    if last > MANY:
+        ticks = [float(tick) for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if first <= tick <= last]
+    return Axis("pass k", first, last, ticks, prefix="pass ", log=last > MANY)
+
+
+def lines_of(series: Sequence[Series]) -> list[Line]:
+    return [Line(line.key, line.label, line.passes, line.values) for line in series]
+
+
+def horizon_mark(trace: Mapping[str, Any]) -> list[Mark]:
+    return [Mark("half the row", x=trace["horizon"])] if trace["records"][-1]["k"] > trace["horizon"] else []
+
+
+def loss_chart(trace: Mapping[str, Any]) -> str:
+    lines = lines_of(loss_series(trace))
+    values = [value for line in lines for value in line.y]
+    y = near_axis("loss, nats a target", values)
+    return line_chart("Loss by pass", lines, horizon_mark(trace), passes_axis(trace, 1), y)
+
+
+def change_chart(trace: Mapping[str, Any], kind: str) -> str:
+    lines = lines_of(change_series(trace, kind))
+    if not lines:
+        return "<p>No state changed at all.</p>"
+    y = log_axis(f"{kind} state change", [value for line in lines for value in line.y])
+    return line_chart(f"{kind} state change by pass".capitalize(), lines, horizon_mark(trace), passes_axis(trace, 2), y)
+
+
+def arrival_chart(trace: Mapping[str, Any]) -> str:
+    arrival, last = trace["arrival"], trace["records"][-1]["k"]
+    lines = []
+    for label, key, passes in (("median over rows", "fused-8", arrival["median"]), ("90th percentile", "fused-1", arrival["p90"])):
+        reached = [(t, k) for t, k in zip(arrival["positions"], passes, strict=True) if k is not None]
+        lines.append(Line(key, label, [t for t, _ in reached], [k for _, k in reached]))
+    bound = [t for t in arrival["positions"] if t + 1 <= last]
+    lines.append(Line("standard", "the latest possible, t + 1", bound, [t + 1 for t in bound]))
+    furthest = max(1, trace["length"] - 1)
+    x = Axis("position t", 0, furthest, nice_ticks(furthest), prefix="position ")
+    y = Axis("passes", 0, 1.05 * last, nice_ticks(last))
+    return line_chart("Passes until exact", [line for line in lines if line.x], [], x, y)
+
+
+def passes_table(trace: Mapping[str, Any]) -> str:
+    heads = ("pass", "loss", "loss past", "change past", "99th percentile", "gap in loss", "gap in state", "KL")
+    body = []
+    for record in trace["records"]:
+        if record["k"] not in LISTED and record is not trace["records"][-1]:
+            continue
+        change = record["change_past"] or {"relative": None, "p99": None}
+        cells = (
+            record["loss"],
+            record["loss_past"],
+            change["relative"],
+            change["p99"],
+            record["gap_loss"],
+            record["gap_state_past"],
+            record["gap_kl_past"],
+        )
+        body.append(f"<tr><th>{record['k']}</th>{''.join(f'<td>{number(cell)}</td>' for cell in cells)}</tr>")
+    return f"<thead><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr></thead><tbody>{''.join(body)}</tbody>"
+
+
+def rollouts(diagnosis: Mapping[str, Any]) -> str:
+    found = diagnosis["rollouts"]
+    if not found:
+        return "<p>None were asked for.</p>"
+    lines = []
+    for rollout in found:
+        name = rollout_name(rollout)
+        lines.append(Line(ROLLOUT_KEYS[name], f"top states, {name}", rollout["places"], rollout["state_rms"]))
+        lines.append(Line("standard" if name == "greedy" else "fused-0", f"inputs, {name}", rollout["places"], rollout["input_rms"]))
+    high = max(value for line in lines for value in line.y) * 1.1
+    last = found[0]["tokens"]
+    x = Axis("generated token", 0, last, nice_ticks(last), prefix="token ")
+    chart = line_chart("Scale over a rollout", lines, [], x, Axis("root mean square", 0, high, nice_ticks(high), digits=3))
+    return chart + "".join(f"<p>{escape(rollout_text(rollout))}</p>" for rollout in found)
+
+
+def rollout_text(rollout: Mapping[str, Any]) -> str:
+    """One rollout in a sentence or two."""
+    name, loops = rollout_name(rollout), rollout["loops"]
+    shortest = f", the shortest of {min(loop['period'] for loop in loops)} tokens" if loops else ""
+    restarts = (
+        f"The context is shorter: {rollout['restarts']} times the last half of it was read anew."
+        if rollout["restarts"]
+        else "The context held all of it."
+    )
+    return (
+        f"{name.capitalize()} ({rollout['mode']}, {rollout['rows']} rows of {rollout['tokens']:,} tokens): states end at "
+        f"{number(rollout['drift_state'])} times the scale they began with, inputs at {number(rollout['drift_input'])}; "
+        f"{rollout['distinct']:.0%} of the 4-grams are different; {len(loops)} of {rollout['rows']} rows end in a loop{shortest}. "
+        f"{restarts}"
+    )
+
+
+def response(diagnosis: Mapping[str, Any]) -> str:
+    found = diagnosis["perturbation"]
+    if found is None:
+        return "<p>The rows are too short to follow one.</p>"
+    lines, words = [], []
+    for label, one in responses(found).items():
+        kept = [(n, value) for n, value in enumerate(one["distance"]) if value > 0]
+        lines.append(Line(RESPONSE_KEYS[label], label, [n for n, _ in kept], [value for _, value in kept]))
+        words.append(f"{label} x {number(one['growth'])} in each")
+    furthest = max(line.x[-1] for line in lines)
+    x = Axis("positions or passes after the nudge", 0, furthest, nice_ticks(furthest), prefix="after ")
+    chart = line_chart("Response", lines, [], x, log_axis("relative distance", [value for line in lines for value in line.y]))
+    text = (
+        f"Along positions, the state of position {found['position']} was nudged and the text read on exactly; "
+        "over passes, all states of the plain pass."
+    )
+    return f"{chart}<figcaption>σ = {found['sigma']:g} of the state's norm: {'; '.join(words)}. {text}</figcaption>"
+
+
+def reach_text(diagnosis: Mapping[str, Any]) -> str:
+    """Whether the grids are as the paper says."""
+    broken = sum(grid["unexpected"] for grid in diagnosis["reach"])
+    return f"{broken} states are not as Eqs. 2 and 7 say" if broken else "as Eqs. 2 and 7 say"
+
+
+def reach(diagnosis: Mapping[str, Any]) -> str:
+    if not diagnosis["reach"]:
+        return f"<p>Not measured: {escape(diagnosis['reach_missing'])}.</p>"
+    legend = [("exact", "the state asked about"), *zip(reversed(SHADES), reversed(WORDS), strict=True), ("white", "out of reach")]
+    keys = "".join(f'<li><span class="dot {key}"></span>{words}</li>' for key, words in legend)
+    grids = "".join(_grid(grid) for grid in diagnosis["reach"])
+    caption = (
+        f"Measured by gradients ({reach_text(diagnosis)}): how far a change of each state moves the one asked about, relative to both. In "
+        "Soft the dotted line ends the plain prompt, whose top states are fed back only at its end. Point at a state for its value."
+    )
+    return f'<ul class="legend">{keys}</ul><div class="grids">{grids}</div><figcaption>{caption}</figcaption>'
+
+
+def _grid(grid: Mapping[str, Any]) -> str:
+    layers, target = grid["layers"], shown_layer(grid["layers"])
+    influence = grid["influence"][target]
+    left, top, step_x, step_y = 62, 14, 46, 36
+    width, height = left + step_x * len(influence), top + step_y * len(layers) + 24
+    parts = []
+    for index, layer in enumerate(layers):
+        name = "input" if layer == 0 else f"layer {layer}"
+        parts.append(f'<text x="{left - 8}" y="{top + step_y * (len(layers) - 1 - index) + 20}" text-anchor="end">{name}</text>')
+    last = len(influence) - 1
+    for position, column in enumerate(influence):
+        x = left + step_x * position + 20
+        name = "t" if position == last else f"t − {last - position}"
+        parts.append(f'<text x="{x}" y="{height - 6}" text-anchor="middle">{name}</text>')
+        for index, value in enumerate(column):
+            if position == last and index > target:
+                continue
+            asked = position == last and index == target
+            key = "exact" if asked else shade(value) or "white"
+            said = "the state asked about" if asked else influence_text(value)
+            y = top + step_y * (len(layers) - 1 - index) + 16
+            parts.append(f'<circle class="{key}" cx="{x}" cy="{y}" r="10"><title>{name}, {layers[index]}: {said}</title></circle>')
+    if grid["mode"] == "soft":
+        x = left + step_x * grid["prompt"] - 3
+        parts.append(f'<line class="mark dotted" x1="{x}" x2="{x}" y1="4" y2="{height - 22}"/>')
+    title = {"standard": "Standard", "soft": "Soft"}[grid["mode"]]
+    svg = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
+    return f"<figure><b>{title}</b>: what moves layer {layers[target]} at t{svg}</figure>"

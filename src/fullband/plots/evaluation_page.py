@@ -1,0 +1,69 @@
+"""An evaluation as one page that opens offline: pictures, tables, paired traces (Fig. 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from string import Template
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fullband.evaluate.report.markdown import about, ending, headline, provenance
+from fullband.evaluate.report.tables import MODES, ReportTable, tables_of
+from fullband.plots.evaluation import plot_evaluation
+from fullband.plots.page import stylesheet
+
+TEMPLATE = Path(__file__).with_name("evaluation_page.html")
+KEYS = {"standard": "standard", "soft": "fused-2", "fused": "fused-16"}
+
+
+def page(results: Mapping[str, Any]) -> str:
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        stylesheet=stylesheet(),
+        headline=escape(headline(results)),
+        about=escape(about(results).replace("`", "")),
+        pictures="\n".join(_pictures(results)),
+        tables="\n".join(_table(table) for table in tables_of(results)),
+        traces="\n".join(_traces(results)),
+        provenance="\n".join(f"<li>{escape(line)}</li>" for line in provenance(results)),
+    )
+
+
+def _pictures(results: Mapping[str, Any]) -> list[str]:
+    with TemporaryDirectory() as folder:
+        made = []
+        for shown, name in plot_evaluation(results, Path(folder)).items():
+            svg = Path(folder, name).read_text(encoding="utf-8")
+            made.append(f'<figure role="img" aria-label="{escape(shown)}">{svg[svg.index("<svg") :]}</figure>')
+        return made
+
+
+def _table(table: ReportTable) -> str:
+    heads = "".join(f"<th{_side(place, table)}>{escape(cell)}</th>" for place, cell in enumerate(table.columns))
+    rows = "\n".join(f"<tr>{_cells(row, table)}</tr>" for row in table.rows)
+    body = f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>"
+    notes = "\n".join(f'<p class="small">{escape(note)}</p>' for note in table.notes)
+    return f'<h2>{escape(table.title)}</h2>\n<div class="scroll"><table>{body}</table></div>\n{notes}'
+
+
+def _cells(row: list[str], table: ReportTable) -> str:
+    return "".join(f"<td{_side(place, table)}>{escape(cell)}</td>" for place, cell in enumerate(row))
+
+
+def _side(place: int, table: ReportTable) -> str:
+    return ' class="word"' if place < table.words else ""
+
+
+def _traces(results: Mapping[str, Any]) -> list[str]:
+    parts = []
+    for found in results["generative"].values():
+        for trace in found["traces"]:
+            parts.append(f'<h2>{escape(found["label"])}, problem {trace["problem"]}: the modes side by side</h2>\n<div class="traces">')
+            for mode, answer in trace["answers"].items():
+                parts.append(
+                    f'<section class="trace {KEYS[mode]}"><h3>{MODES[mode]}</h3><p class="small">{escape(ending(answer))}</p>'
+                    f'<p class="text">{escape(answer["text"])}</p></section>'
+                )
+            parts.append("</div>")
+    return parts

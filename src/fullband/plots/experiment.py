@@ -1,0 +1,74 @@
+"""An experiment's result.json as one picture: cells down, values across, a panel for each column, the readings in their colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fullband.plots.style import LIGHT, figure, reading_label
+
+MARKERS = {"standard": "s", "exact": "D"}  # feedback passes are circles
+CONTROL = {"zeroed": "x", "shuffled": "+", "constant-gate": "1"}
+AXES = {"positions": "share of right answers", "settling": "held-out loss, nats a token", "probe": "probe accuracy at depth 0"}
+PROBE_KEYS = {"1": "fused-1", "2": "fused-4", "4": "fused-16", "full": "exact"}  # as in Fig. 7
+
+
+def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
+    """Draw result.json into `paths`: large marks are means with 95% intervals over seeds, small ones the seeds."""
+    kind, rows = found["measure"]["kind"], found["rows"]
+    cells = list(dict.fromkeys(row["cell"] for row in rows))
+    readings = list(dict.fromkeys(row["reading"] for row in rows))
+    columns = list(rows[0]["columns"])
+    with figure(paths, width=3.0 + 3.4 * len(columns), height=1.9 + 0.62 * len(cells), columns=len(columns)) as (drawing, panels):
+        axes_of = [panels] if len(columns) == 1 else panels[0]
+        for axes, column in zip(axes_of, columns, strict=True):
+            for row in rows:
+                here = readings_of(rows, row["cell"])
+                spread = 0.7 * (here.index(row["reading"]) / max(1, len(here) - 1) - 0.5) if len(here) > 1 else 0.0
+                _point(axes, row["reading"], row["columns"][column], cells.index(row["cell"]) + spread)
+            axes.set_yticks(range(len(cells)), cells if axes is axes_of[0] else [""] * len(cells))
+            axes.set_ylim(len(cells) - 0.5, -0.5)
+            axes.tick_params(axis="y", length=0)
+            axes.set(xlabel=AXES[kind], title=f"position {column}" if kind == "positions" else column)
+            if kind != "settling":
+                axes.set_xlim(-0.03, 1.03)
+        drawing.legend(
+            handles=[_handle(reading) for reading in readings], loc="outside lower center", ncols=min(5, len(readings)), fontsize=9
+        )
+
+
+def readings_of(rows: Sequence[Mapping[str, Any]], cell: str) -> list[str]:
+    return [row["reading"] for row in rows if row["cell"] == cell]
+
+
+def look(reading: str) -> tuple[str, str]:
+    """(colour, marker) of a reading: controls keep the colour of the reading they take something from."""
+    name, _, control = reading.partition(", ")
+    return LIGHT[PROBE_KEYS.get(name, name)], CONTROL.get(control) or MARKERS.get(name, "o")
+
+
+def _point(axes: Any, reading: str, value: Mapping[str, Any], place: float) -> None:
+    colour, marker = look(reading)
+    axes.errorbar(
+        [value["mean"]],
+        [place],
+        xerr=None if value["half_width"] is None else [value["half_width"]],
+        color=colour,
+        marker=marker,
+        markersize=6.5,
+        capsize=2.5,
+        linewidth=1.3,
+        linestyle="",
+    )
+    if len(value["by_seed"]) > 1:
+        axes.scatter(value["by_seed"], [place] * len(value["by_seed"]), s=9, color=colour, alpha=0.45, linewidths=0)
+
+
+def _handle(reading: str) -> Any:
+    from matplotlib.lines import Line2D
+
+    colour, marker = look(reading)
+    name, comma, control = reading.partition(", ")
+    words = {"1": "recurrent, 1 step", "2": "recurrent, 2 steps", "4": "recurrent, 4 steps", "full": "full recurrence"}.get(name)
+    return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=6.5, label=(words or reading_label(name)) + comma + control)

@@ -1,0 +1,114 @@
+"""Fig. 7 from a probe's results: accuracy by depth (a), and several registers (b)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fullband.plots.style import LIGHT, dash, figure
+
+KEYS = {"standard": "standard", "1": "fused-1", "2": "fused-4", "4": "fused-16", "full": "exact"}  # more steps are darker
+MARKERS = {"standard": "s", "1": "o", "2": "^", "4": "D", "full": "v"}
+LABELS = {
+    "standard": "standard prefill",
+    "1": "recurrent, 1 step",
+    "2": "recurrent, 2 steps",
+    "4": "recurrent, 4 steps",
+    "full": "full recurrence",
+}
+TITLES = {"completion": "Completion tracking", "memory": "Delayed memory"}
+SUFFIXES = (".png", ".svg")
+
+
+def plot_probe(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Draw what the results hold into `folder`: figure-7a and figure-7b, PNG and SVG. Returns the files."""
+    single = [setting for setting in result["settings"] if setting["task"] in TITLES]
+    registers = [setting for setting in result["settings"] if setting["task"] == "registers"]
+    drawn: list[Path] = []
+    if single:
+        drawn += (paths := [folder / f"figure-7a{suffix}" for suffix in SUFFIXES])
+        plot_depths(single, paths)
+    if registers:
+        drawn += (paths := [folder / f"figure-7b{suffix}" for suffix in SUFFIXES])
+        plot_registers(registers, paths)
+    return drawn
+
+
+def plot_depths(settings: Sequence[dict[str, Any]], paths: Sequence[Path]) -> None:
+    """Fig. 7a: one panel for each task, decodability above and, below it, whether the model's answer follows the stream."""
+    with figure(paths, width=3.6 * len(settings) + 2.4, height=6.4, rows=2, columns=len(settings)) as (drawing, panels):
+        for column, setting in enumerate(settings):
+            above, below = panels[0][column], panels[1][column]
+            for prefill in setting["prefills"]:
+                depths = [found["depth"] for found in prefill["depths"]]
+                _line(above, prefill["prefill"], depths, prefill["depths"], "accuracy", "stderr")
+                _line(below, prefill["prefill"], depths, prefill["depths"], "moved")
+            _chance(above)
+            above.set_title(TITLES[setting["task"]])
+            below.set(xlabel="depth (0 = input of the stack)", ylim=(-0.04, 1.04))
+            for axes in (above, below):
+                axes.set_xticks(depths[:: -(-len(depths) // 9)])
+            if column == 0:
+                above.set_ylabel("probe accuracy, held-out groups")
+                below.set_ylabel("answers moved by a swap")
+        _legend(drawing, panels[0][0])
+
+
+def plot_registers(settings: Sequence[dict[str, Any]], paths: Sequence[Path]) -> None:
+    """Fig. 7b: accuracy at the stack's input by number of registers, by writes a register, and by depth for eight registers."""
+    swept = [setting for setting in settings if setting["registers"] * setting["writes_each"] == 16]
+    overwritten = [setting for setting in settings if setting["registers"] == 8]
+    middle = len(settings[0]["prefills"][0]["depths"]) // 2
+    with figure(paths, width=10.4, height=6.4, rows=2, columns=3) as (drawing, panels):
+        for row, depth in enumerate((0, middle)):
+            for axes, chosen, key, label in (
+                (panels[row][0], swept, "registers", "registers m (16 writes in all)"),
+                (panels[row][1], overwritten, "writes_each", "writes a register (m = 8)"),
+            ):
+                places = [setting[key] for setting in chosen]
+                for number, prefill in enumerate(settings[0]["prefills"]):
+                    found = [setting["prefills"][number]["depths"][depth] for setting in chosen]
+                    _line(axes, prefill["prefill"], places, found, "accuracy", "stderr")
+                _chance(axes)
+                axes.set_xscale("log", base=2)
+                axes.set_xticks(places, [str(place) for place in places])
+                axes.minorticks_off()
+                axes.set_xlabel(label)
+            panels[row][0].set_ylabel(f"probe accuracy at depth {depth}")
+        for axes, setting in zip((panels[0][2], panels[1][2]), (overwritten[0], overwritten[-1]), strict=True):
+            for prefill in setting["prefills"]:
+                depths = [found["depth"] for found in prefill["depths"]]
+                _line(axes, prefill["prefill"], depths, prefill["depths"], "accuracy", "stderr")
+            _chance(axes)
+            axes.set_xticks(depths[:: -(-len(depths) // 9)])
+            axes.set(xlabel=f"depth (m = 8, {setting['writes_each']} writes each)", ylabel="probe accuracy")
+        panels[0][0].set_title("By registers")
+        panels[0][1].set_title("By writes")
+        panels[0][2].set_title("By depth")
+        _legend(drawing, panels[0][0])
+
+
+def _line(axes: Any, name: str, places: Sequence[float], found: Sequence[dict[str, Any]], key: str, error: str | None = None) -> None:
+    values = [float("nan") if point[key] is None else point[key] for point in found]
+    axes.errorbar(
+        places,
+        values,
+        yerr=[point[error] for point in found] if error else None,
+        color=LIGHT[KEYS[name]],
+        linestyle=dash(KEYS[name]),
+        marker=MARKERS[name],
+        markersize=4.5,
+        capsize=2,
+        label=LABELS[name],
+    )
+
+
+def _chance(axes: Any) -> None:
+    axes.axhline(0.5, color="#8a8a8a", linewidth=1, linestyle=":")
+    axes.set_ylim(0.42, 1.04)
+
+
+def _legend(drawing: Any, axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside right upper", fontsize=9)

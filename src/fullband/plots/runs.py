@@ -1,0 +1,130 @@
+"""Training runs side by side, from their folders: what each paid (shock), when it paid off (crossover), and their losses at equal compute.
+
+Equal compute is equal token-equivalent compute, tokens x passes (section 4): the smallest that all the runs reached. A loss at some
+compute is that of the last evaluation up to there, never an interpolation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullband.plots.curves import Curve, compute_at, read_curves
+from fullband.plots.style import LIGHT, figure, reading_label
+from fullband.train.metrics import METRICS, read_metrics
+
+LINES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1, 2))]  # one for each run; the colours are the feedback passes'
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out losses (nats a token) by feedback passes after `step` + 1 steps, and what had been spent until then."""
+
+    step: int
+    compute: float
+    tokens: float
+    losses: dict[str, float]
+
+    @property
+    def best(self) -> float:
+        return min(self.losses.values())
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run's metrics.jsonl says. `switch_on_step` is the first logged step with more than one pass."""
+
+    name: str
+    curves: list[Curve]
+    evaluations: list[Evaluation]
+    last: dict[str, Any]
+    switch_on_step: int | None
+
+    def at(self, compute: float) -> Evaluation | None:
+        """The last evaluation that cost no more than `compute` (and half a step of rounding)."""
+        fitting = [e for e in self.evaluations if e.compute <= compute * (1 + 1e-6)]
+        return fitting[-1] if fitting else None
+
+    def to_json(self) -> dict[str, Any]:
+        keys = ("tokens", "token_equivalent_compute", "executed_positions", "switch_on_shock", "crossover_step")
+        training = {f"pass_{curve.k}": curve.smooth[-1] for curve in self.curves}
+        return {
+            "name": self.name,
+            "steps": self.last["step"] + 1,
+            **{key: self.last[key] for key in keys},
+            "switch_on_step": self.switch_on_step,
+            "training_loss": training,
+            "evaluations": [vars(e) for e in self.evaluations],
+        }
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The record of a run folder. Raises ValueError if it holds no run, or one that has logged no step."""
+    path = folder / METRICS
+    if not path.is_file():
+        raise ValueError(f"{folder}: not a run folder (it has no {METRICS})")
+    entries = read_metrics(path)
+    steps = [entry for entry in entries if "objective" in entry]
+    if not steps:
+        raise ValueError(f"{path}: no step has been logged yet")
+    curves = read_curves(folder)
+    evaluations = []
+    for entry in entries:
+        if "validation" in entry:
+            compute = compute_at(curves, entry["step"])
+            assert compute is not None
+            tokens = steps[-1]["tokens"] * (entry["step"] + 1) / (steps[-1]["step"] + 1)
+            evaluations.append(Evaluation(entry["step"], compute, tokens, entry["validation"]))
+    switched = next((entry["step"] for entry in steps if entry["passes"] > 1), None)
+    return RunRecord(folder.resolve().name, curves, evaluations, steps[-1], switched)
+
+
+def compare(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """All that the table and the page show, as JSON."""
+    equal = min(run.last["token_equivalent_compute"] for run in runs)
+    tokens = min(run.last["tokens"] for run in runs)
+    found = []
+    for run in runs:
+        at_compute = run.at(equal)
+        at_tokens = [e for e in run.evaluations if e.tokens <= tokens * (1 + 1e-6)]
+        found.append(
+            run.to_json()
+            | {"at_equal_compute": vars(at_compute) if at_compute else None, "at_equal_tokens": vars(at_tokens[-1]) if at_tokens else None}
+        )
+    return {"equal_compute": equal, "equal_tokens": tokens, "runs": found}
+
+
+def plot_runs(runs: Sequence[RunRecord], paths: Sequence[Path]) -> None:
+    """Held-out loss by feedback passes over token-equivalent compute, with the smoothed training loss of each pass behind it."""
+    with figure(paths, height=4.8) as (_, axes):
+        for run, line in zip(runs, LINES * len(runs), strict=False):
+            for curve in run.curves:
+                axes.plot([x / 1e6 for x in curve.compute], curve.smooth, color="#9a9a9a", linewidth=0.8, linestyle=line, alpha=0.6)
+            for passes in run.evaluations[-1].losses if run.evaluations else ():
+                points = [(e.compute / 1e6, e.losses[passes]) for e in run.evaluations if passes in e.losses]
+                x, y = zip(*points, strict=True)
+                label = f"{run.name}, {_passes_words(passes)}"
+                axes.plot(x, y, color=LIGHT[passes_key(passes)], linestyle=line, marker="o", markersize=3.5, label=label)
+            for step, word in ((run.switch_on_step, "feedback on"), (run.last["crossover_step"], "crossover")):
+                at = compute_at(run.curves, step)
+                if at is not None and step:
+                    axes.axvline(at / 1e6, color="#8a8a8a", linewidth=1, linestyle=":")
+                    axes.annotate(word, (at / 1e6, 1), xycoords=("data", "axes fraction"), fontsize=8, va="top", color="#5f5f5f")
+        axes.set(xlabel="token-equivalent compute, millions (tokens × passes)", ylabel="loss, nats a token")
+        axes.set_xlim(left=0)
+        axes.set_title("Held-out loss by feedback passes (grey: training loss)")
+        axes.legend(fontsize=8)
+
+
+def passes_key(passes: str) -> str:
+    """The colour of a number of feedback passes: the nearest one that has a colour."""
+    if not passes.isdecimal():
+        return "exact"
+    known = [int(key.removeprefix("fused-")) for key in LIGHT if key.startswith("fused-")]
+    return f"fused-{max(k for k in known if k <= int(passes))}"
+
+
+def _passes_words(passes: str) -> str:
+    return reading_label(f"fused-{passes}").removeprefix("full-band, ") if passes.isdecimal() else passes

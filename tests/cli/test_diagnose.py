@@ -1,0 +1,95 @@
+"""`fullband diagnose`: verdict, tables, JSON, figures and page."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from cli.commands import Trained, fullband, refused
+
+VERDICTS = {"contracting", "wavefront-limited", "oscillating", "diverging", "not yet trained", "not measurable at this length"}
+SHORT = ("--rows", "3", "--passes", "9", "--rollout", "60")
+
+
+def test_as_json(task_run: Trained) -> None:
+    done = fullband("diagnose", task_run.folder, *SHORT, "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert found["verdict"] in VERDICTS and found["why"] and found["data"] == "held-out examples of running products in S3"
+    assert [record["k"] for record in found["trace"]["records"]] == list(range(1, 10))
+    assert found["trace"]["length"] == 48 and found["trace"]["horizon"] == 9
+    assert [rollout["temperature"] for rollout in found["rollouts"]] == [0, 1]
+    assert all(rollout["restarts"] for rollout in found["rollouts"]), "the context of 48 is shorter than 32 + 60"
+    assert sum(reach["unexpected"] for reach in found["reach"]) == 0
+    assert set(found["trace"]["passes_needed"]) == {"0.1", "0.01", "0.001"}
+
+
+def test_in_words(text_run: Trained) -> None:
+    done = fullband("diagnose", text_run.folder, *SHORT, "--length", "20")
+    assert done.code == 0, done.err
+    assert done.out.startswith("Verdict: ")
+    for words in ("Repeated passes over", "change past", "Greedy (soft", "Sampled (soft", "A nudge of 0.02", "as Eqs. 2 and 7 say"):
+        assert words in done.out
+
+
+class Loads(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+
+
+def test_figures_and_page(task_run: Trained, tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    folder = tmp_path / "new" / "out"
+    assert fullband("diagnose", task_run.folder, *SHORT, "--output", folder).code == 0
+    names = {"settling", "arrival", "reachability", "rollouts", "response"}
+    assert {path.name for path in folder.iterdir()} == {f"{n}.{kind}" for n in names for kind in ("png", "svg")} | {
+        "diagnosis.json",
+        "report.html",
+    }
+    assert all(imread(folder / f"{name}.png").shape[1] > 1000 for name in names)
+    written = json.loads((folder / "diagnosis.json").read_text())
+    assert written["verdict"] in VERDICTS
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    parser = Loads()
+    parser.feed(page)
+    assert parser.loads == [], "the page opens offline"
+    assert page.count("data-chart=") == 2 * 6 and "$" not in re.sub(r"<script>.*</script>", "", page, flags=re.S)
+    assert page.count("<circle") == 2 * (3 * 6 - 1), "two grids of 3 layers and 6 positions, without the state above the one asked about"
+
+
+def test_the_page_of_what_was_not_measured(text_run: Trained, tmp_path: Path) -> None:
+    done = fullband("diagnose", text_run.folder, "--rows", "2", "--passes", "4", "--length", "5", "--rollout", "0", "--output", tmp_path)
+    assert done.code == 0, done.err
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "None were asked for" in page and "rows of 5 positions are too short" in page
+    assert not (tmp_path / "rollouts.png").exists() and not (tmp_path / "reachability.png").exists()
+
+
+def test_task_by_name(task_run: Trained) -> None:
+    assert fullband("diagnose", task_run.folder, *SHORT, "--task", "S3", "--length", "40", "--json").json["trace"]["length"] == 40
+    assert "was not trained on this task" in refused("diagnose", task_run.folder, "--task", "A5")
+    assert "modulus" in refused("diagnose", task_run.folder, "--task", "modular-x")
+    assert "no such group" in refused("diagnose", task_run.folder, "--task", "sudoku")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--text", "a.txt", "--task", "S3"), "give one of them"),
+        (("--length", "1000"), "do not fit the model's context of 48"),
+        (("--tolerance", "0"), "above 0"),
+        (("--sigma", "nan"), "above 0"),
+        (("--text", "nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_bad_input(task_run: Trained, options: tuple[str, ...], words: str) -> None:
+    assert words in refused("diagnose", task_run.folder, *options)

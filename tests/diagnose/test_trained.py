@@ -1,0 +1,62 @@
+"""Models that recipes train get the verdict that they deserve. Minutes long: `pytest -m slow`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullband.config import Recipe, load_recipe, parse
+from fullband.data.loader import build_loader
+from fullband.diagnose import diagnose, judge, rows_of_documents, rows_of_task, trace_passes
+from fullband.diagnose.diagnosis import Settings
+from fullband.model import FullBandModel
+from fullband.quickstart.recipes import fullband_recipe
+from fullband.train.loop import train
+
+ROOT = Path(__file__).parents[2]
+
+
+def trained(recipe: Recipe, folder: Path) -> FullBandModel:
+    train(parse(Recipe, recipe.model_dump() | {"output": str(folder)}, "test"))
+    return FullBandModel.load(folder)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.slow
+def test_the_word_problem_is_wavefront_limited(tmp_path: Path) -> None:
+    recipe = fullband_recipe(0, tmp_path)
+    model = trained(recipe, tmp_path / "s3")
+    found = diagnose(model, rows_of_task(recipe.data.source, 0, 8, 32, model.trunk.context, trained=16), Settings(rollout=200))  # type: ignore[arg-type]
+    assert found.verdict.word == "wavefront-limited", found.verdict
+    assert 0.05 < found.trace.arrival.passes_per_position < 0.9
+    begun = time.process_time()
+    long = trace_passes(model, rows_of_task(recipe.data.source, 0, 8, 1000, model.trunk.context), 1000)  # type: ignore[arg-type]
+    assert time.process_time() - begun < 180 and long.fixed_at is not None and long.fixed_at <= model.trunk.context + 1
+    assert judge(long).word == "wavefront-limited", judge(long)
+
+
+@pytest.mark.slow
+def test_the_two_beat_model_oscillates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    recipe = load_recipe("recipes/diagnose/oscillating.yaml")
+    model = trained(recipe, tmp_path / "oscillating")
+    documents = build_loader(recipe.data, recipe.seed, 1).validation_documents(16)
+    found = judge(trace_passes(model, rows_of_documents(documents, 8, 32, model.trunk.context), 32))
+    assert found.word == "oscillating", found
+
+
+@pytest.mark.slow
+def test_three_pass_text_contracts(tmp_path: Path) -> None:
+    recipe = load_recipe(ROOT / "recipes" / "diagnose" / "contracting.yaml")
+    model = trained(recipe, tmp_path / "contracting")
+    documents = build_loader(recipe.data, recipe.seed, 1).validation_documents(64)
+    trace = trace_passes(model, rows_of_documents(documents, 8, 32, model.trunk.context), 32)
+    assert judge(trace).word == "contracting", judge(trace)
+    assert trace.ratio_median < 0.9 and trace.passes_needed[1e-2] is not None

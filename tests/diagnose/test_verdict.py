@@ -1,0 +1,102 @@
+"""Each verdict from a map that deserves it, and the numbers it names."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from diagnose.toys import Toy, rows
+from fullband.diagnose.trace import trace_passes
+from fullband.diagnose.verdict import judge, reference_loss
+
+
+@pytest.mark.parametrize("gain", [0.3, -0.5, 0.8])
+def test_contracting(gain: float) -> None:
+    trace = trace_passes(Toy(gain), rows(128), 32)
+    found = judge(trace)
+    assert found.word == "contracting"
+    assert f"ratio {trace.ratio_median:.3f} a pass in the median" in found.why[0]
+    assert f"from pass {trace.passes_needed[1e-2]} on" in found.why[1]
+
+
+def test_a_two_cycle_is_oscillating() -> None:
+    found = judge(trace_passes(Toy(-1.0, start=4.0), rows(64), 24))
+    assert found.word == "oscillating" and "return after 2 passes" in found.why[0]
+
+
+def test_an_expansion_is_diverging() -> None:
+    found = judge(trace_passes(Toy(1.5), rows(64), 24))
+    assert found.word == "diverging" and "from pass 2 to 24" in found.why[0]
+
+
+def test_what_overflows_is_diverging() -> None:
+    found = judge(trace_passes(Toy(1e30), rows(64), 24))
+    assert found.word == "diverging" and "no longer finite" in found.why[0]
+
+
+class Sum(Toy):
+    """The answer is the running sum modulo 4 of the tokens: nothing but the state before can tell it, one position a pass."""
+
+    def fusion(self, embedding, carried, input_norm):  # type: ignore[no-untyped-def]
+        shift = embedding[..., :4].argmax(-1)
+        value = (shift + carried[..., :4].argmax(-1)) % 4
+        return torch.cat([self.constant * torch.nn.functional.one_hot(value, 4).double(), embedding[..., 4:]], dim=-1)
+
+
+def test_a_running_sum_is_wavefront_limited() -> None:
+    batch = rows(64)
+    trace = trace_passes(Sum(), dataclasses.replace(batch, targets=batch.tokens.cumsum(1) % 4), 24)
+    found = judge(trace)
+    assert found.word == "wavefront-limited" and trace.loss_exact < 0.01
+    assert trace.arrival.passes_per_position == pytest.approx(0.75, abs=0.3)
+    assert "Waiting is worth it" in found.why[1]
+
+
+def test_rows_that_show_too_few_passes() -> None:
+    found = judge(trace_passes(Toy(0.5), rows(15), 32))
+    assert found.word == "not measurable at this length" and "rows of 16" in found.why[0]
+    assert judge(trace_passes(Toy(0.5), rows(16), 32)).word == "contracting"
+    assert "Only 7 passes" in judge(trace_passes(Toy(0.5), rows(64), 7)).why[0]
+
+
+def test_untrained_in_each_of_its_ways() -> None:
+    knows_nothing = judge(trace_passes(Toy(0.5, constant=1e-3), rows(64), 12))
+    assert knows_nothing.word == "not yet trained" and "No reading" in knows_nothing.why[0]
+    passes_nothing = judge(trace_passes(Toy(0.0), rows(64), 12))
+    assert passes_nothing.word == "not yet trained" and "passes nothing on" in passes_nothing.why[0]
+
+    class Scrambles(Toy):
+        def fusion(self, embedding, carried, input_norm):  # type: ignore[no-untyped-def]
+            return embedding.roll(1, dims=-1) + carried
+
+    scrambled = judge(trace_passes(Scrambles(), rows(64), 12))
+    assert scrambled.word == "not yet trained" and "the fusion has not" in scrambled.why[0]
+
+
+def test_random_weights_are_not_yet_trained(trunk_config) -> None:  # type: ignore[no-untyped-def]
+    from fullband.model import FullBandModel
+
+    for fusion in ("gated", "residual", "add", "concat"):
+        torch.manual_seed(0)
+        model = FullBandModel(trunk_config(), fusion).eval()
+        tokens = torch.randint(23, (4, 64))
+        batch = dataclasses.replace(rows(64, count=4), tokens=tokens, targets=tokens.roll(-1, 1))
+        assert judge(trace_passes(model, batch, 16)).word == "not yet trained", fusion
+
+
+def test_a_bounded_change_that_never_settles_oscillates_and_a_climbing_loss_diverges() -> None:
+    trace = trace_passes(Toy(-1.0, start=4.0), rows(64), 24)
+    no_return = dataclasses.replace(trace, returns=dataclasses.replace(trace.returns, distance=[1.0, 1.4, 1.7]))
+    assert judge(no_return).word == "oscillating"
+    climbing = [dataclasses.replace(r, loss_past=0.05 + 0.1 * r.k) for r in trace.records]
+    assert judge(dataclasses.replace(no_return, records=climbing, loss_exact_past=3.0)).word == "diverging"
+
+
+def test_a_bad_fixed_point_is_said_to_be_bad() -> None:
+    trace = trace_passes(Toy(0.3), rows(128), 16)
+    worse = [dataclasses.replace(r, loss_past=r.loss_past + 0.1 * min(r.k, 8)) for r in trace.records if r.loss_past is not None]
+    found = judge(dataclasses.replace(trace, records=worse))
+    assert found.word == "contracting" and "reads worse" in found.why[2]
+    assert reference_loss(trace) == pytest.approx(1.386, abs=0.01)

@@ -1,0 +1,82 @@
+"""Runs side by side: losses at equal compute are those of the last evaluation until then, and the page holds all of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.commands import fullband, refused
+from fullband.plots.runs import compare, passes_key, plot_runs, read_run
+from fullband.plots.runs_page import page
+
+
+def write_run(folder: Path, passes: list[int], evaluated: dict[int, dict[str, float]], crossover: int | None = None) -> Path:
+    """Steps of 10 tokens that take these numbers of passes, evaluated after some of them."""
+    folder.mkdir()
+    entries: list[dict[str, Any]] = []
+    compute = executed = 0
+    for step, k in enumerate(passes):
+        compute, executed = compute + 10 * k, executed + 10 + 5 * (k - 1)
+        losses = {f"loss_pass_{n}": 3.0 - 0.1 * step for n in range(1, k + 1)}
+        on = next((s for s, n in enumerate(passes[: step + 1]) if n > 1), None)
+        entries.append(
+            {"step": step, "passes": k, "objective": 1.0, "tokens": 10 * (step + 1), "token_equivalent_compute": compute}
+            | {"executed_positions": executed, "switch_on_shock": None if on is None else 0.25, "crossover_step": crossover}
+            | losses
+        )
+        if step in evaluated:
+            entries.append({"step": step, "validation": evaluated[step]})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Two passes a step against one: equal compute is reached by the plain run after twice the steps, of which it has some more."""
+    fed = write_run(tmp_path / "fed", [1, 2, 2, 3], {1: {"0": 2.5, "1": 2.6}, 3: {"0": 2.2, "1": 2.1}}, crossover=3)
+    plain = write_run(tmp_path / "plain", [1] * 10, {3: {"0": 2.3}, 7: {"0": 1.9}, 9: {"0": 1.5}})
+    return [fed, plain]
+
+
+def test_losses_at_equal_compute_and_at_equal_tokens(folders: list[Path]) -> None:
+    found = compare([read_run(folder) for folder in folders])
+    assert (found["equal_compute"], found["equal_tokens"]) == (80, 40)
+    fed, plain = found["runs"]
+    assert fed["at_equal_compute"]["losses"] == {"0": 2.2, "1": 2.1} == fed["at_equal_tokens"]["losses"]
+    assert plain["at_equal_compute"]["losses"] == {"0": 1.9} and plain["at_equal_compute"]["compute"] == 80  # not the later 1.5
+    assert plain["at_equal_tokens"]["losses"] == {"0": 2.3}
+    assert (fed["switch_on_step"], fed["switch_on_shock"], fed["crossover_step"]) == (1, 0.25, 3)
+    assert plain["switch_on_step"] is None and plain["switch_on_shock"] is None
+    assert (fed["steps"], fed["executed_positions"]) == (4, 60)
+
+
+def test_a_run_that_was_not_evaluated_until_then_has_no_loss_there(tmp_path: Path, folders: list[Path]) -> None:
+    late = write_run(tmp_path / "late", [1] * 12, {11: {"0": 1.0}})
+    assert compare([read_run(folders[0]), read_run(late)])["runs"][1]["at_equal_compute"] is None
+
+
+def test_the_page_holds_picture_and_numbers(folders: list[Path], tmp_path: Path) -> None:
+    text = page([read_run(folder) for folder in folders])
+    for part in ("<svg", "fed", "plain", "+0.250", "0: 2.2000, 1: 2.1000", "0: 1.9000"):
+        assert part in text, part
+    assert "src=" not in text and "<link" not in text  # it opens offline
+    assert "<svg" in page([read_run(folders[1])])
+    plot_runs([read_run(folders[0])], [tmp_path / "runs.png"])
+    assert (tmp_path / "runs.png").stat().st_size > 10_000
+
+
+def test_deeper_readings_share_the_nearest_colour() -> None:
+    assert [passes_key(p) for p in ("0", "1", "3", "20", "exact")] == ["fused-0", "fused-1", "fused-2", "fused-16", "exact"]
+
+
+def test_the_command(folders: list[Path], tmp_path: Path) -> None:
+    done = fullband("compare-runs", *folders, "-o", tmp_path / "runs.html", "--json")
+    assert done.code == 0 and done.json["equal_compute"] == 80 and (tmp_path / "runs.html").is_file()
+    table = fullband("compare-runs", *folders)
+    assert "at equal tokens" in " ".join(table.out.split()) and "+0.250" in table.out
+    assert "not a run folder (it has no metrics.jsonl)" in refused("compare-runs", tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert "no step has been logged yet" in refused("compare-runs", tmp_path)
