@@ -7,16 +7,21 @@ import pytest
 from fullband.config import load_recipe
 from fullband.presets import PAPER_RUNS, resolve_schedule, resolve_trunk
 
-RECIPES = sorted((Path(__file__).parent.parent / "recipes").rglob("*.yaml"))
+FOLDER = Path(__file__).parent.parent / "recipes"
+RECIPES = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name != "experiments")  # those: tests/experiments
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
 def test_recipe_loads(path: Path) -> None:
     recipe = load_recipe(path)
     assert recipe.name == path.stem
+    assert resolve_schedule(recipe.feedback.schedule)
+    assert recipe.feedback.prefix != "answer" or recipe.data.source.kind == "chat"
+    if recipe.model.source:  # the shape comes with the source
+        assert recipe.model.rope is None or recipe.data.length <= recipe.model.rope.context
+        return
     trunk = resolve_trunk(recipe.model, 100_277 if recipe.model.preset == "paper-1b" else None)
     assert recipe.data.length <= trunk.context
-    assert resolve_schedule(recipe.feedback.schedule)
 
 
 def test_there_are_recipes() -> None:
@@ -39,3 +44,21 @@ def test_paper_recipes_train_the_stated_tokens(name: str, tokens: float) -> None
     recipe = load_recipe(RECIPES[0].parent / f"{name}.yaml")
     assert recipe.train.steps * recipe.train.batch_rows * recipe.data.length == pytest.approx(tokens, rel=1e-3)
     assert resolve_trunk(recipe.model, 100_277).vocab_size == 100_352
+
+
+def test_the_plain_fine_tune_has_equal_token_equivalent_compute() -> None:
+    fed, plain = (RECIPES[0].parent / name for name in ("convert-smollm2.yaml", "convert-smollm2-plain.yaml"))
+    one, other = load_recipe(fed), load_recipe(plain)
+    assert one.train.steps * average_passes(fed) == other.train.steps * average_passes(plain)
+    assert one.train.batch_rows == other.train.batch_rows and one.data == other.data and one.model == other.model
+    same = {"kind", "adam_lr", "adam_betas", "z_loss", "clip_norm"}
+    assert one.optim.model_dump(include=same) == other.optim.model_dump(include=same)
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("long-context-paper", 12e9), ("sft-paper", 6e9)])
+def test_the_later_stages_are_the_papers(name: str, tokens: float) -> None:
+    """Section 4.2: 12B and 6B tokens, three passes throughout, 32K context, pretraining's batch."""
+    recipe = load_recipe(RECIPES[0].parent / f"{name}.yaml")
+    assert recipe.train.steps * recipe.train.batch_rows * recipe.data.length == pytest.approx(tokens, rel=1e-3)
+    assert recipe.data.length == 32_768 and recipe.train.batch_rows * recipe.data.length == pytest.approx(300e3, rel=0.02)
+    assert resolve_schedule(recipe.feedback.schedule)[0].passes == {3: 1.0}

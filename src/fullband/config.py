@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args
+from typing import Annotated, Any, Literal, Union
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from fullband.strict import Strict, parse
 
 FusionName = Literal["gated", "concat", "add", "residual"]
 Control = Literal["none", "zeroed", "shuffled", "constant-gate"]
 FeedbackPasses = Union[Annotated[int, Field(ge=0)], Literal["exact", "converged"]]  # 0 = plain reading
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+class Yarn(Strict):
+    """YaRN (arXiv:2309.00071): rotary positions for a context `factor` times the `original` one, in tokens.
+
+    Frequencies that turn more than `beta_fast` times within the original context stay, those that turn less than `beta_slow` times are
+    divided by the factor, those between are mixed; attention scores are multiplied by (1 + 0.1 ln factor)².
+    """
+
+    type: Literal["yarn"] = "yarn"
+    factor: float = Field(gt=1)
+    original: int = Field(gt=1, description="the context the model was trained at")
+    beta_fast: float = Field(default=32.0, gt=0)
+    beta_slow: float = Field(default=1.0, gt=0)
+
+    @property
+    def context(self) -> int:
+        return int(self.factor * self.original)
 
 
 class TrunkConfig(Strict):
@@ -32,6 +47,7 @@ class TrunkConfig(Strict):
     full_every: int = Field(default=6, gt=0, description="layers 6, 12, ... counted from 1 attend fully")
     head_dim: int | None = Field(default=None, gt=0)
     rope_base: float = Field(default=10_000.0, gt=0)
+    rope: Yarn | None = Field(default=None, description="how rotary positions reach beyond the context of pre-training")
     norm_eps: float = Field(default=1e-6, gt=0)
 
     @model_validator(mode="after")
@@ -42,6 +58,8 @@ class TrunkConfig(Strict):
             raise ValueError(f"width ({self.width}) must be a multiple of heads ({self.heads}) unless head_dim is given")
         if self.head_size % 2:
             raise ValueError(f"head_dim ({self.head_size}) must be even for rotary positions")
+        if self.rope and self.context > self.rope.context:
+            raise ValueError(f"context ({self.context}) is longer than rope's factor x original ({self.rope.context})")
         return self
 
     @property
@@ -54,11 +72,29 @@ class TrunkConfig(Strict):
 
 
 class ModelConfig(Strict):
-    """A full-bandwidth model: a preset (see `presets.py`), its overrides, and the fusion (Eq. 4)."""
+    """A full-bandwidth model: a preset (see `presets.py`) and its overrides, or a `source`; and the fusion (Eq. 4).
+
+    `rope_base`, `rope` and `context` extend the context of either (long-context extension, section 4.2).
+    """
 
     preset: str | None = None
     trunk: dict[str, Any] | TrunkConfig = Field(default_factory=dict, description="overrides of the preset, or the whole shape")
-    fusion: FusionName = "gated"
+    source: str | None = Field(default=None, description="a Hugging Face causal LM (folder or hub id) to convert, or a saved model or run")
+    fusion: FusionName | None = Field(default=None, description="default: gated; residual where a source is converted; a saved model's own")
+    rope_base: float | None = Field(default=None, gt=0)
+    rope: Yarn | None = None
+    context: int | None = Field(default=None, gt=1, description="default: the model's own, or rope's factor x original")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ModelConfig:
+        if self.source is not None and (self.preset or self.trunk):
+            raise ValueError("source: brings its own shape; leave out preset and trunk")
+        return self
+
+    @property
+    def fusion_name(self) -> FusionName:
+        """The fusion of a model that is made from this recipe."""
+        return self.fusion or ("residual" if self.source else "gated")
 
 
 class Phase(Strict):
@@ -98,8 +134,12 @@ class FeedbackConfig(Strict):
     schedule: str | list[Phase] = "none"
     start_step: int = Field(default=0, ge=0, description="no feedback before this step")
     loss_weight: float = Field(default=1.0, ge=0, description="lambda of Eq. 12")
+    loss_weight_ramp: int = Field(default=0, ge=0, description="steps after switch-on over which lambda rises from 0 to loss_weight")
     jitter: float = Field(default=0.02, ge=0, description="sigma of Eq. 13")
-    prefix: Literal["uniform", "per-row", "off"] = "uniform"
+    prefix: Literal["uniform", "shared", "per-row", "answer", "off"] = Field(
+        default="uniform",
+        description="plain positions of later passes, drawn for each pass; shared = one for all passes; answer = the prompts of chat data",
+    )
     prefix_rounding: int = Field(default=1, gt=0, description="round prefix lengths down to this multiple (64 when compiled)")
     fusion_warmup: int = Field(default=0, ge=0, description="steps after switch-on that train only the fusion")
     control: Control = "none"
@@ -113,8 +153,13 @@ class FeedbackConfig(Strict):
 
 
 class OptimConfig(Strict):
-    """NorMuon for matrices, Adam for the rest, WSD, AdamC (section 4)."""
+    """NorMuon for matrices, Adam for the rest, WSD, AdamC (section 4).
 
+    kind adam = AdamW for all: `adam_lr` everywhere, `matrix_weight_decay` on the same matrices. Fine-tunes of models that were trained with
+    AdamW use it.
+    """
+
+    kind: Literal["normuon", "adam"] = "normuon"
     matrix_lr: float = Field(default=1e-2, gt=0)
     matrix_weight_decay: float = Field(default=0.01, ge=0)
     momentum: float = Field(default=0.95, ge=0, lt=1)
@@ -154,7 +199,7 @@ class FilesSource(Strict):
     paths: list[str] = Field(min_length=1)
     validation_paths: list[str] = Field(default_factory=list)
     validation_fraction: float = Field(default=0.02, ge=0, lt=1, description="held-out documents where no validation_paths are given")
-    text_field: str = "text"
+    text_field: str = Field(default="text", description='a field, or a pattern of several such as "{question} {answer}"')
 
 
 class HuggingFaceSource(Strict):
@@ -166,7 +211,7 @@ class HuggingFaceSource(Strict):
     split: str = "train"
     validation_split: str | None = None
     validation_documents: int = Field(default=512, gt=0, description="first documents held out where there is no validation_split")
-    text_field: str = "text"
+    text_field: str = Field(default="text", description='a field, or a pattern of several such as "{question} {answer}"')
 
 
 class PythonStdlibSource(Strict):
@@ -176,13 +221,56 @@ class PythonStdlibSource(Strict):
     validation_fraction: float = Field(default=0.05, ge=0, lt=1)
 
 
-Source = Annotated[Union[TaskSource, FilesSource, HuggingFaceSource, PythonStdlibSource], Field(discriminator="kind")]
+class ProgramTextSource(Strict):
+    """Generated programs that ask about their own state; they contain the constructions of App. F."""
+
+    kind: Literal["program-text"] = "program-text"
+    seed: int = Field(default=0, ge=0)
+    documents: int = Field(default=200_000, gt=0, description="programs in an epoch")
+    updates: int = Field(default=256, gt=0, description="most null updates before a question")
+    validation_fraction: float = Field(default=0.01, ge=0, lt=1)
+
+
+class ChatSource(Strict):
+    """Conversations, from local jsonl or parquet files or a Hugging Face dataset: [{role, content}, …] in `messages_field`, or a prompt and
+    its completion in two fields. Each answer becomes one document, the conversation up to it, with the loss on that answer alone."""
+
+    kind: Literal["chat"] = "chat"
+    paths: list[str] = Field(default_factory=list, description="local files, globs allowed; or name a dataset")
+    validation_paths: list[str] = Field(default_factory=list)
+    validation_fraction: float = Field(default=0.02, ge=0, lt=1)
+    dataset: str | None = None
+    name: str | None = None
+    split: str = "train"
+    validation_split: str | None = None
+    validation_documents: int = Field(default=512, gt=0)
+    messages_field: str = "messages"
+    prompt_field: str | None = None
+    completion_field: str | None = None
+    system: str | None = Field(default=None, description="a system message put before conversations that have none")
+    template: str | None = Field(default=None, description="a jinja file; default: the tokenizer's own chat template, else ChatML")
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> ChatSource:
+        if bool(self.paths) == bool(self.dataset):
+            raise ValueError("name either paths or a dataset")
+        if (self.prompt_field is None) != (self.completion_field is None):
+            raise ValueError("prompt_field and completion_field go together")
+        return self
+
+
+Source = Annotated[
+    Union[TaskSource, FilesSource, HuggingFaceSource, PythonStdlibSource, ProgramTextSource, ChatSource], Field(discriminator="kind")
+]
 
 
 class DataConfig(Strict):
     source: Source = Field(default_factory=PythonStdlibSource)
-    tokenizer: str = Field(default="bytes", description="bytes, a tokenizer.json (or its folder), or tiktoken:NAME")
+    tokenizer: str = Field(
+        default="auto", description="bytes, program, a tokenizer.json (or its folder), tiktoken:NAME; auto = the source model's, else bytes"
+    )
     length: int = Field(default=512, gt=1, description="positions in a training row")
+    packing: bool = Field(default=True, description="several documents in a row; false = one, padded: what recurrent layers need")
     shuffle_documents: int = Field(default=1024, gt=0, description="documents of a block, which is shuffled as a whole; 1 = no shuffling")
 
 
@@ -190,6 +278,7 @@ class EvaluationConfig(Strict):
     every: int = Field(
         default=250, gt=0, description="steps; the best checkpoint is chosen among those that are evaluated and saved at once"
     )
+    at_start: bool = Field(default=False, description="before the first step too (logged as step -1): what a fine-tune starts from")
     rows: int = Field(default=64, ge=0, description="held-out rows; 0 = no validation")
     feedback_passes: list[FeedbackPasses] = Field(default=[0, 1, 2])
     batch_rows: int = Field(default=16, gt=0)
@@ -248,93 +337,22 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
     return parse(Recipe, raw, str(path))
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise ValueError(f"--set {override}: expected key.path=value")
+def set_key(raw: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set the dotted `key` of a recipe that has not been parsed. Raises ValueError, naming `where`, if it leads through a value."""
     node = raw
     *parents, leaf = key.split(".")
     for name in parents:
         if not isinstance(node.setdefault(name, {}), dict):
-            raise ValueError(f"--set {override}: {name} holds a value, not a section")
+            raise ValueError(f"{where}: {name} holds a value, not a section")
         node = node[name]
+    node[leaf] = value
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--set {override}: expected key.path=value")
     try:
-        node[leaf] = yaml.safe_load(value)
+        set_key(raw, key, yaml.safe_load(value), f"--set {override}")
     except yaml.YAMLError:
         raise ValueError(f"--set {override}: the value is not yaml") from None
-
-
-Schema = TypeVar("Schema", bound=BaseModel)
-
-
-def parse(schema: type[Schema], raw: Any, where: str) -> Schema:
-    """Validate `raw` against `schema`; ValueError in one line naming `where`, the key and the nearest known key."""
-    try:
-        return schema.model_validate(raw)
-    except ValidationError as error:
-        raise ValueError(f"{where}: {_first_problem(schema, raw, error)}") from None
-
-
-def _first_problem(schema: type[BaseModel], raw: Any, error: ValidationError) -> str:
-    """The problem to mend first, in words. Where a value may be one of several kinds, the kind that it came nearest to speaks."""
-    located = [(_location(raw, problem), problem) for problem in error.errors()]
-    deeper = {place[:n] for place, _ in located for n in range(len(place))}
-    problems = [(place, p) for place, p in located if len(p["loc"]) == len(place) or place not in deeper]
-    place, problem = next((found for found in problems if found[1]["type"] == "extra_forbidden"), problems[0])
-    key = ".".join(place) or "recipe"
-    others = len({other for other, _ in problems}) - 1
-    more = f" (and {others} more)" if others else ""
-    if problem["type"] == "extra_forbidden":
-        nearest = difflib.get_close_matches(place[-1], _keys_at(schema, [str(part) for part in problem["loc"][:-1]]), n=1, cutoff=0.0)
-        return f"{key}: unknown key" + (f"; did you mean '{nearest[0]}'?" if nearest else "") + more
-    if problem["type"] == "missing":
-        return f"{key}: required, but not given{more}"
-    message = " or ".join(
-        _message(p) if n == 0 else _message(p).removeprefix("input should be ")
-        for n, p in enumerate(p for other, p in problems if other == place)
-    )
-    given = problem.get("input")
-    shown = f" (given: {given!r})" if given is None or isinstance(given, (str, int, float, bool)) else ""
-    return f"{key}: {message}{shown}{more}"
-
-
-def _message(problem: Any) -> str:
-    if problem["type"] == "model_type":
-        return "input should be a section of keys"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{message[0].lower()}{message[1:]}"
-
-
-def _location(raw: Any, problem: Any) -> tuple[str, ...]:
-    """The path of a problem as the recipe's author wrote it: the schema's names for the branches of a union are left out."""
-    place: list[str] = []
-    parts = problem["loc"]
-    for n, part in enumerate(parts):
-        missing = n == len(parts) - 1 and problem["type"] == "missing"
-        if isinstance(raw, dict) and (part in raw or missing):
-            raw = raw.get(part)
-        elif isinstance(raw, (list, tuple)) and isinstance(part, int) and part < len(raw):
-            raw = raw[part]
-        else:
-            continue
-        place.append(str(part))
-    return tuple(place)
-
-
-def _keys_at(schema: type[BaseModel], path: list[str]) -> list[str]:
-    """Known keys of the section at `path`; a discriminated union's branch is named by its kind in the path."""
-    sections: list[type[BaseModel]] = [schema]
-    for part in path:
-        below = [m for s in sections if part in s.model_fields for m in _models_in(s.model_fields[part].annotation)]
-        if below:
-            sections = below
-        else:
-            kinds = [s for s in sections if "kind" in s.model_fields and s.model_fields["kind"].default == part]
-            sections = kinds or sections
-    return [name for s in sections for name in s.model_fields]
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [m for a in get_args(annotation) for m in _models_in(a)]

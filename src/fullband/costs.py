@@ -126,27 +126,47 @@ def run_cost(
 
     `rows` of a microbatch matter where each has its own prefix: they share the shortest.
     """
-    passes = sum(k * share for k, share in mixture.items())
-    executed_T = executed_positions(length, feedback, rows)
-    fraction = sum(executed_T) / length
-    plain = pass_flops(trunk, fusion, length)
-    behind_prefix = _flops(trunk, fusion, executed_T).training * fraction
-    whole = pass_flops(trunk, fusion, length, fused=True).training
+    counted = positions(tokens, mixture, length, feedback, rows)
+    plain, whole = (pass_flops(trunk, fusion, length, fused=fused).training for fused in (False, True))
     return RunCost(
-        tokens=tokens,
-        passes=passes,
-        token_equivalent=tokens * passes,
-        executed_positions=tokens * (1 + (passes - 1) * fraction),
-        flops=tokens * (plain.training + (passes - 1) * behind_prefix),
-        naive_flops=tokens * (plain.training + (passes - 1) * whole),
+        **counted,
+        flops=run_flops(trunk, fusion, tokens, counted["executed_positions"], length, feedback, rows),
+        naive_flops=tokens * (plain + (counted["passes"] - 1) * whole),
     )
 
 
+def run_flops(
+    trunk: TrunkConfig, fusion: FusionName, tokens: float, executed: float, length: int, feedback: FeedbackConfig, rows: int = 1
+) -> float:
+    """FLOPs of training on `tokens` with `executed` positions in all passes together; those beyond the first are behind their prefixes."""
+    behind_prefix = _flops(trunk, fusion, executed_positions(length, feedback, rows)).training
+    return tokens * pass_flops(trunk, fusion, length).training + (executed - tokens) * behind_prefix
+
+
+def mean_passes(mixture: dict[int, float]) -> float:
+    return sum(k * share for k, share in mixture.items())
+
+
+def positions(tokens: float, mixture: dict[int, float], length: int, feedback: FeedbackConfig, rows: int = 1) -> dict[str, float]:
+    """What of `RunCost` does not depend on the trunk."""
+    passes = mean_passes(mixture)
+    fraction = sum(executed_positions(length, feedback, rows)) / length
+    return {
+        "tokens": tokens,
+        "passes": passes,
+        "token_equivalent": tokens * passes,
+        "executed_positions": tokens * (1 + (passes - 1) * fraction),
+    }
+
+
 def executed_positions(length: int, feedback: FeedbackConfig, rows: int = 1) -> list[float]:
-    """For each position, how likely a pass beyond the first computes it again; see `PassSchedule.prefixes`."""
+    """For each position, how likely a pass beyond the first computes it again; see `PassSchedule.prefixes`.
+
+    Where the prompts of chat data are the prefix, that depends on the data: then it is at most this.
+    """
     if not feedback.reuse:
         return [1.0] * length
-    if feedback.prefix == "off":
+    if feedback.prefix in ("off", "answer"):
         return [0.0] + [1.0] * (length - 1)
     sharing = rows if feedback.prefix == "per-row" else 1
     rounding = feedback.prefix_rounding

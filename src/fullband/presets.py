@@ -33,17 +33,26 @@ PAPER_RUNS: dict[str, float] = {"paper-10b": 10e9, "paper-100b": 100e9, "paper-2
 
 
 def resolve_trunk(model: ModelConfig, vocab_size: int | None = None) -> TrunkConfig:
-    """The trunk of a recipe: its preset, with a tokenizer's `vocab_size` in place of the preset's own, and the overrides on top.
+    """The trunk of a recipe: its preset, with a tokenizer's `vocab_size` in place of the preset's own, the overrides and the context
+    extension on top.
 
     Raises ValueError for an unknown preset or a shape that does not fit.
     """
     if isinstance(model.trunk, TrunkConfig):
-        return model.trunk
+        return extend_context(model.trunk, model)
     base = trunk_preset(model.preset).model_dump() if model.preset else {}
     if vocab_size is not None:
         multiple = 128 if vocab_size > 1024 else 1  # cl100k's 100,277 ids become the paper's 100,352
         base["vocab_size"] = -(-vocab_size // multiple) * multiple
-    return parse(TrunkConfig, base | model.trunk, "model.trunk")
+    return extend_context(parse(TrunkConfig, base | model.trunk, "model.trunk"), model)
+
+
+def extend_context(trunk: TrunkConfig, model: ModelConfig) -> TrunkConfig:
+    """`trunk` with the recipe's `model.rope_base`, `model.rope` and `model.context`. Raises ValueError if they do not fit it."""
+    context = model.context or (model.rope.context if model.rope else None)
+    changes = {"rope_base": model.rope_base, "rope": model.rope, "context": context}
+    given = {key: value for key, value in changes.items() if value is not None}
+    return parse(TrunkConfig, trunk.model_dump() | given, "model") if given else trunk
 
 
 def trunk_preset(name: str) -> TrunkConfig:

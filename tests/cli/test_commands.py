@@ -15,7 +15,7 @@ import fullband.quickstart as fullband_quickstart
 from cli.commands import Trained, checkpoint_of, contents, fullband
 from fullband.presets import TRUNKS
 
-COMMANDS = ["quickstart", "train", "generate", "evaluate-loss", "info"]
+COMMANDS = ["quickstart", "train", "generate", "evaluate-loss", "diagnose", "info"]
 
 
 def test_help_is_fast_because_it_loads_no_torch() -> None:

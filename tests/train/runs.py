@@ -69,6 +69,21 @@ def with_changes(recipe: Recipe, **overrides: Any) -> Recipe:
     return Recipe.model_validate(raw)
 
 
+class StopAt:
+    """A watcher that asks for the end of the run, as Ctrl-C does, once `step` steps are done."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def started(self, run: Any, groups: str) -> None: ...
+
+    def stepped(self, run: Any, values: dict[str, Any]) -> None:
+        if run.step == self.step:
+            signal.raise_signal(signal.SIGTERM)
+
+    def evaluated(self, run: Any, losses: dict[str, float]) -> None: ...
+
+
 class ChildEnd:
     """How a child ended: `signal` that killed it or None, and `error`, the text of the exception that ended it."""
 

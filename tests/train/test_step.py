@@ -18,7 +18,8 @@ from fullband.feedback.schedule import PassSchedule
 from fullband.files import read_tensors
 from fullband.train import train
 from fullband.train.metrics import read_metrics
-from fullband.train.run import Run, compiled_feedback, prepare
+from fullband.train.models import compiled_feedback
+from fullband.train.run import Run, prepare
 from fullband.train.step import StepReport, accumulate_gradients
 
 MakeRecipe = Callable[..., Recipe]
@@ -45,7 +46,7 @@ def gradients(recipe: Recipe, step: int = 1, z_loss: float = 1e-2, thin: bool = 
         for row in range(batch.shape[0]):
             batch.targets[row, : 3 * row] = IGNORE
     schedule = PassSchedule(recipe.feedback, run.schedule.phases, 10, recipe.seed)
-    report = accumulate_gradients(run.model, batch, step, recipe.seed, schedule, recipe.feedback, recipe.train, z_loss)
+    report = accumulate_gradients(run.model, batch, step, recipe.seed, schedule, recipe.train, z_loss)
     return {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}, report
 
 
@@ -84,7 +85,7 @@ def test_microbatches_draw_prefixes_of_their_own(packed: MakeRecipe, monkeypatch
     real = PassSchedule.prefixes
     monkeypatch.setattr(PassSchedule, "prefixes", lambda self, *args: asked.append(args) or real(self, *args))
     gradients(packed(train__microbatch_rows=2), step=5)
-    assert [(step, accumulation, passes, rows.tolist()) for step, accumulation, passes, _, rows in asked] == [
+    assert [(step, accumulation, passes, rows.tolist()) for step, accumulation, passes, _, rows, _ in asked] == [
         (5, 0, 3, [0, 1]),
         (5, 1, 3, [2, 3]),
         (5, 2, 3, [4, 5]),
@@ -148,7 +149,7 @@ def test_a_batch_without_targets_moves_nothing(packed: MakeRecipe) -> None:
     run = prepare(packed(), resume=False)
     batch = run.loader.next_batch()
     batch.targets.fill_(IGNORE)
-    report = accumulate_gradients(run.model, batch, 1, 3, run.schedule, run.recipe.feedback, run.recipe.train, 1e-3)
+    report = accumulate_gradients(run.model, batch, 1, 3, run.schedule, run.recipe.train, 1e-3)
     assert report.objective == report.gradient_norm == 0.0
 
 
@@ -162,7 +163,7 @@ def test_bfloat16_trains_float32_weights(recipe: MakeRecipe) -> None:
     for dtype in ("bfloat16", "float32"):
         setting = config.train.model_copy(update={"dtype": dtype})
         run.optimizer.zero_grad()
-        found[dtype] = accumulate_gradients(run.model, batch, 0, 3, run.schedule, config.feedback, setting, 0.0).objective
+        found[dtype] = accumulate_gradients(run.model, batch, 0, 3, run.schedule, setting, 0.0).objective
         assert {p.grad.dtype for p in run.model.parameters() if p.grad is not None} == {torch.float32}
     assert found["bfloat16"] != found["float32"] and found["bfloat16"] == pytest.approx(found["float32"], rel=0.02)
     result = train(config)

@@ -45,6 +45,16 @@ def test_validation_reads_with_feedback_only_once_it_is_trained(recipe: MakeReci
     assert read == [["0"]] * 3 + [["0", "1", "exact"]] * 3
 
 
+def test_a_fine_tune_can_be_evaluated_before_its_first_step(recipe: MakeRecipe) -> None:
+    """Once, as step -1, with the recipe's passes; a resumed run does not do it again."""
+    config = recipe(evaluation={"every": 4, "rows": 2, "feedback_passes": [0, 1], "at_start": True}, model__fusion="residual")
+    train(with_changes(config, train__steps=3))
+    train(config, resume=True)
+    evaluated = [entry for entry in entries(config) if "validation" in entry]
+    assert [entry["step"] for entry in evaluated] == [-1, 2, 3, 5]
+    assert evaluated[0]["validation"]["0"] == pytest.approx(evaluated[0]["validation"]["1"], abs=1e-5)
+
+
 def test_a_run_from_a_plain_checkpoint_starts_with_its_weights(recipe: MakeRecipe) -> None:
     plain = recipe("plain", feedback__schedule="none", train__steps=5)
     train(plain)

@@ -23,14 +23,15 @@ def messages() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout. Infinite and undefined numbers, which JSON lacks, become null."""
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    print(json.dumps(finite(value), indent=2, ensure_ascii=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with None for infinite and undefined numbers, and strings for keys."""
     if isinstance(value, dict):
-        return {str(key): _finite(part) for key, part in value.items()}
+        return {str(key): finite(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value

@@ -80,7 +80,8 @@ def recipe_documents(path: Path | None, folder: Path, tokenizer: Tokenizer, limi
     if path is None and not own.is_file():
         raise ValueError(f"{folder}: no recipe of a run beside it; say what to read with --text FILE or --recipe RECIPE")
     recipe = load_recipe(path or own)
-    loader = build_loader(recipe.data, recipe.seed, 1)
+    comes_with_model = {"tokenizer": str(folder)} if recipe.data.tokenizer == "auto" else {}
+    loader = build_loader(recipe.data.model_copy(update=comes_with_model), recipe.seed, 1)
     if loader.tokenizer.name != tokenizer.name:
         raise ValueError(f"{path or own}: its tokenizer is {loader.tokenizer.name}, the model's is {tokenizer.name}")
     return f"held out by {path or own}", loader.validation_documents(limit)

@@ -7,7 +7,24 @@ from typing import Annotated
 
 import typer
 
-from fullband.cli import evaluate_loss, generate, info, quickstart, train
+from fullband.cli import (
+    chat,
+    compare,
+    compare_runs,
+    convert,
+    detach,
+    diagnose,
+    evaluate,
+    evaluate_loss,
+    experiment,
+    generate,
+    info,
+    lm_eval,
+    plot,
+    probe,
+    quickstart,
+    train,
+)
 from fullband.cli.errors import OneLineErrors
 
 app = typer.Typer(
@@ -28,9 +45,20 @@ app = typer.Typer(
 )
 app.command("quickstart", epilog=quickstart.EXAMPLES)(quickstart.quickstart)
 app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("compare-runs", epilog=compare_runs.EXAMPLES)(compare_runs.compare_runs)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
+app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
+app.command("lm-eval", epilog=lm_eval.EXAMPLES, context_settings=lm_eval.PASSED_ON)(lm_eval.lm_eval)
 app.command("evaluate-loss", epilog=evaluate_loss.EXAMPLES)(evaluate_loss.evaluate_loss)
+app.command("diagnose", epilog=diagnose.EXAMPLES)(diagnose.diagnose)
+app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
+app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
+app.command("detach", epilog=detach.EXAMPLES)(detach.detach)
 app.command("info", epilog=info.EXAMPLES)(info.info)
+app.command("probe", epilog=probe.EXAMPLES)(probe.probe)
+app.command("plot", epilog=plot.EXAMPLES)(plot.plot)
+app.command("experiment", epilog=experiment.EXAMPLES)(experiment.experiment)
 
 
 def print_version(wanted: bool) -> None:

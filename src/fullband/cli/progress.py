@@ -45,6 +45,8 @@ class TrainingProgress:
         self.console.print(
             f"\n{'resuming' if run.step else 'training'} {run.folder} on {run.device}, step {run.step} of {run.recipe.train.steps}"
         )
+        for notice in run.notices:
+            self.console.print(f"note: {notice}", soft_wrap=True)
         self.work = Work.of(run)
         self.started_at = time.perf_counter()
         self.work_before = self.work.remaining(run.step)

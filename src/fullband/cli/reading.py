@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fullband.config import FeedbackPasses
 from fullband.feedback.converged import MAX_PASSES
-from fullband.model import FullBandModel
+from fullband.loading import LoadedModel
 
 PATIENCE = 2.0  # seconds
 
@@ -27,7 +27,7 @@ def positions_to_read(length: int, feedback_passes: Sequence[FeedbackPasses]) ->
 
 
 @contextmanager
-def reading_progress(console: Console, model: FullBandModel, total: int, what: str, patience: float = PATIENCE) -> Iterator[None]:
+def reading_progress(console: Console, model: LoadedModel, total: int, what: str, patience: float = PATIENCE) -> Iterator[None]:
     """While the block runs, watch the trunk read `total` positions. The bar goes as soon as they are read.
 
     Without a terminal there is none.

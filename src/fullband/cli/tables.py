@@ -118,10 +118,12 @@ def print_run(console: Console, run: dict[str, Any]) -> None:
     made.add_row("tokens", short(cost["tokens"]))
     made.add_row("token-equivalent compute (tokens x passes)", short(cost["token_equivalent"]))
     made.add_row("positions computed (prefixes are reused)", short(cost["executed_positions"]))
-    made.add_row("FLOPs", f"{cost['flops']:.2e}")
-    made.add_row("FLOPs with whole passes", f"{cost['naive_flops']:.2e}")
+    if "flops" in cost:
+        made.add_row("FLOPs", f"{cost['flops']:.2e}")
+        made.add_row("FLOPs with whole passes", f"{cost['naive_flops']:.2e}")
     print_table(console, "Compute", made)
-    print_training_memory(console, run["training_memory"])
+    if "training_memory" in run:
+        print_training_memory(console, run["training_memory"])
 
 
 def print_paper_runs(console: Console, runs: list[dict[str, Any]]) -> None:

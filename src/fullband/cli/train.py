@@ -62,32 +62,46 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
     """What training `recipe` would do. Raises ValueError for all that `train` would refuse, but for what the run folder holds."""
     import torch
 
-    from fullband.cli.describe import describe_model, describe_run
+    from fullband.cli.describe import describe_converted, describe_model, describe_run
     from fullband.data.loader import build_loader
+    from fullband.model import FullBandModel
     from fullband.optim.groups import describe_groups, parameter_groups
     from fullband.optim.wsd import wsd_factor
-    from fullband.train.run import build_model, compiled_feedback, resolve_device
+    from fullband.train.models import build_model, data_of, feedback_of, model_origin
+    from fullband.train.run import resolve_device
 
     device = resolve_device(recipe.train.device)
-    loader = build_loader(recipe.data, recipe.seed, recipe.train.batch_rows)
-    place = "cpu" if recipe.train.initial_checkpoint else "meta"  # without memory, unless there are weights to check
+    loader = build_loader(data_of(recipe), recipe.seed, recipe.train.batch_rows)
+    place = "cpu" if recipe.train.initial_checkpoint or model_origin(recipe) else "meta"  # no memory, unless there are weights to check
     with torch.device(place):
         model = build_model(recipe, loader)
-    trunk, optim = model.config.trunk, recipe.optim
+    optim, length = recipe.optim, recipe.data.length
+    if isinstance(model, FullBandModel):
+        trunk, described = model.config.trunk, describe_model(model.config.trunk, model.config.fusion, length)
+    else:
+        trunk, described = None, describe_converted(model, recipe)
     wsd_factor(0, recipe.train.steps, optim.warmup_steps, optim.cooldown, optim.cooldown_shape)
     return {
         "device": str(device),
         "data": loader.fingerprint(),
-        "groups": describe_groups(parameter_groups(model), optim),
-        "model": describe_model(trunk, recipe.model.fusion, recipe.data.length),
-        "run": describe_run(recipe, trunk, compiled_feedback(recipe)),
+        "groups": describe_groups(parameter_groups(model, optim.kind), optim),
+        "model": described,
+        "run": describe_run(recipe, trunk, feedback_of(recipe, model)),
     }
 
 
 def print_plan(console: Any, name: str, plan: dict[str, Any]) -> None:
     from fullband.cli import tables
 
-    tables.print_model(console, name, plan["model"])
+    if "shape" in plan["model"]:
+        tables.print_model(console, name, plan["model"])
+    else:
+        found = plan["model"]
+        console.print(
+            f"{name}: {found['type']} from {found['source']} with the {found['fusion']} fusion, {found['parameters']['total']:,} "
+            f"parameters ({found['parameters']['fusion']:,} in the fusion), context {found['context']:,}\n",
+            soft_wrap=True,
+        )
     console.print(f"Parameter groups\n\n{plan['groups']}\n")
     tables.print_run(console, plan["run"])
     console.print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,23 +14,26 @@ PADDING = -1  # the document id of a position that holds nothing
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of packed documents; four LongTensors [B, T].
+    """Rows of packed documents; LongTensors [B, T], and a mask for chat data.
 
     tokens     input ids; 0 where padded
     targets    the id wanted at each position, IGNORE (-100) where nothing is
     positions  0, 1, 2, ... restarting at every document start
     documents  ids >= 0 that increase along a row, and -1 on padding; nothing may cross from one id to another (law 5)
+    plain      bool [B, T], False on the answers' tokens, which later passes read fused, True on prompts and padding; None where the data
+               have no answers
     """
 
     tokens: Tensor
     targets: Tensor
     positions: Tensor
     documents: Tensor
+    plain: Tensor | None = None
 
     def __post_init__(self) -> None:
-        shapes = {name: tuple(value.shape) for name, value in vars(self).items()}
+        shapes = {name: tuple(value.shape) for name, value in vars(self).items() if value is not None}
         if len(set(shapes.values())) != 1 or self.tokens.dim() != 2:
-            raise ValueError(f"a batch is four tensors of one shape [B, T], not {shapes}")
+            raise ValueError(f"a batch is tensors of one shape [B, T], not {shapes}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -43,11 +46,15 @@ class Batch:
         return int((self.targets != IGNORE).sum())
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(value.to(device, non_blocking=True) for value in self._tensors()))
+        return self._each(lambda value: value.to(device, non_blocking=True))
 
     def rows(self, start: int, stop: int) -> Batch:
         """Rows start..stop-1, as views."""
-        return Batch(*(value[start:stop] for value in self._tensors()))
+        return self._each(lambda value: value[start:stop])
+
+    def select(self, rows: Tensor) -> Batch:
+        """The given rows, in that order."""
+        return self._each(lambda value: value[rows])
 
     def split(self, microbatch_rows: int) -> list[Batch]:
         """Consecutive pieces of `microbatch_rows` rows; the last may be smaller."""
@@ -68,16 +75,18 @@ class Batch:
                 )
         return self
 
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.tokens, self.targets, self.positions, self.documents
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        plain = None if self.plain is None else change(self.plain)
+        return Batch(change(self.tokens), change(self.targets), change(self.positions), change(self.documents), plain)
 
 
 @dataclass(frozen=True)
 class Document:
-    """One whole held-out document, for losses with a standard error over documents: two LongTensors [T]."""
+    """One whole held-out document, for losses with a standard error over documents: two LongTensors [T], and `Batch.plain` of it."""
 
     tokens: Tensor
     targets: Tensor
+    plain: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -91,8 +100,11 @@ def stack(documents: Sequence[Document]) -> Batch:
     rows, shape = range(len(documents)), (len(documents), length)
     tokens_BT, positions_BT = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     targets_BT, documents_BT = torch.full(shape, IGNORE), torch.full(shape, PADDING)
+    plain_BT = None if all(document.plain is None for document in documents) else torch.ones(shape, dtype=torch.bool)
     for row, document in zip(rows, documents, strict=True):
         size = len(document)
         tokens_BT[row, :size], targets_BT[row, :size] = document.tokens, document.targets
         positions_BT[row, :size], documents_BT[row, :size] = torch.arange(size), 0
-    return Batch(tokens_BT, targets_BT, positions_BT, documents_BT)
+        if plain_BT is not None:
+            plain_BT[row, :size] = False if document.plain is None else document.plain
+    return Batch(tokens_BT, targets_BT, positions_BT, documents_BT, plain_BT)

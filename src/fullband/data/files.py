@@ -17,6 +17,7 @@ from typing import IO, Any, cast
 
 from fullband.config import FilesSource
 from fullband.data.optional import optional
+from fullband.data.records import RecordReader, TextRecords
 from fullband.data.sources import START, Cursor, TextSource, fingerprint_files, held_out
 from fullband.data.tasks import Split
 
@@ -33,8 +34,11 @@ class Files(TextSource):
     otherwise `validation_fraction` of the documents is.
     """
 
-    def __init__(self, config: FilesSource) -> None:
-        """ValueError for a missing, empty or unknown kind of file, a folder, a glob without match, a missing package."""
+    def __init__(self, config: FilesSource, reader: RecordReader | None = None) -> None:
+        """`reader` says what a record is read as: by default `text_field`.
+
+        ValueError for a missing, empty or unknown kind of file, a folder, a glob without match, a missing package.
+        """
         validation = _expand(config.validation_paths)
         taken = {file.resolve() for file in validation}
         training = [file for file in _expand(config.paths) if file.resolve() not in taken]
@@ -42,11 +46,13 @@ class Files(TextSource):
             raise ValueError(f"{', '.join(config.paths)}: every file is also in validation_paths, so nothing is left to train on")
         self._files = {"train": training, "validation": validation or training}
         self._fraction = None if validation else config.validation_fraction
-        self._field = config.text_field
+        self._reader = reader or TextRecords(config.text_field)
         self.where = config.paths[0] + (f" and {len(training) - 1} more files" if len(training) > 1 else "")
         self.holding_out_hint = "change data.source.validation_fraction, or name data.source.validation_paths"
         for file in training + validation:
             _check(file)
+            if not self._reader.texts_only and KINDS[_suffix(file)] == "txt":
+                raise ValueError(f"{file}: a plain text has no fields; name .jsonl or .parquet files")
 
     def documents(self, split: Split, start: Cursor = START) -> Iterator[tuple[Cursor, str]]:
         files = self._files[split]
@@ -65,7 +71,7 @@ class Files(TextSource):
         kind = KINDS[_suffix(file)]
         with _explained(file):
             if kind == "parquet":
-                yield from ((record, text) for record, text in _parquet(file, self._field, first) if wanted(record))
+                yield from ((record, text) for record, text in _parquet(file, self._reader, first) if wanted(record))
                 return
             with _open(file) as stream:
                 if kind == "txt":
@@ -73,11 +79,11 @@ class Files(TextSource):
                     return
                 for record, line in enumerate(stream):
                     if wanted(record) and line.strip():
-                        yield record, _text_of_line(line, self._field, f"{file}:{record + 1}")
+                        yield record, _text_of_line(line, self._reader, f"{file}:{record + 1}")
 
     def fingerprint(self) -> dict[str, str]:
         kind = "files" if self._fraction is None else f"files, held out {self._fraction:g}"
-        names = {"source": f"{kind}, field {self._field}", "files": fingerprint_files(self._files["train"])}
+        names = {"source": f"{kind}, {self._reader.describe()}", "files": fingerprint_files(self._files["train"])}
         return names | ({"validation files": fingerprint_files(self._files["validation"])} if self._fraction is None else {})
 
 
@@ -202,43 +208,34 @@ def _pieces(stream: IO[bytes]) -> Iterator[str]:
         yield piece if piece.endswith("\n") else piece + text.readline(LONGEST_LINE)
 
 
-def _text_of_line(line: bytes, field: str, where: str) -> str:
+def _text_of_line(line: bytes, reader: RecordReader, where: str) -> str:
     try:
         record = json.loads(line.rstrip())  # a message counts columns in this line, not in an empty one after it
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not valid JSON ({error.msg}, column {error.colno}); fix or remove this line") from None
     if not isinstance(record, dict):
-        raise ValueError(f"{where}: a {type(record).__name__}, not a JSON object with a field '{field}'")
-    if field not in record:
-        raise ValueError(f"{where}: no field '{field}'; the fields there are {_listed(record)} (set data.source.text_field)")
-    if not isinstance(record[field], str):
-        raise ValueError(f"{where}: the field '{field}' holds {type(record[field]).__name__}, not text (set data.source.text_field)")
-    return record[field].encode("utf-8", errors="replace").decode("utf-8")  # JSON can spell half a surrogate pair; no tokenizer takes it
+        raise ValueError(f"{where}: a {type(record).__name__}, not a JSON object with a field '{reader.fields[0]}'")
+    return reader.text(record, where)
 
 
-def _parquet(file: Path, field: str, first: int) -> Iterator[tuple[int, str]]:
+def _parquet(file: Path, reader: RecordReader, first: int) -> Iterator[tuple[int, str]]:
     """(row, text) from about row `first` on: whole row groups before it are skipped unread."""
     parquet, arrow = optional("pyarrow.parquet", f"{file}: parquet"), optional("pyarrow", f"{file}: parquet")
     try:
         with parquet.ParquetFile(file) as table:
-            if field not in table.schema_arrow.names:
-                fields = _listed(table.schema_arrow.names)
-                raise ValueError(f"{file}: no field '{field}'; the fields there are {fields} (set data.source.text_field)")
-            kind = table.schema_arrow.field(field).type
-            if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind)):
-                raise ValueError(f"{file}: the field '{field}' holds {kind}, not text (set data.source.text_field)")
+            for field in reader.fields:
+                reader.value(dict.fromkeys(table.schema_arrow.names), field, str(file))
+                kind = table.schema_arrow.field(field).type
+                is_text = arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind)
+                if reader.texts_only and not is_text:
+                    raise ValueError(f"{file}: the field '{field}' holds {kind}, not text (set {reader.setting})")
             row = 0
             for group in range(table.num_row_groups):
                 rows = table.metadata.row_group(group).num_rows
                 if row + rows > first:
-                    texts = table.read_row_group(group, columns=[field]).column(0).to_pylist()
-                    yield from ((row + i, text or "") for i, text in enumerate(texts))
+                    records = table.read_row_group(group, columns=reader.fields).to_pylist()
+                    yield from ((row + i, reader.text_of_row(record, f"{file}, row {row + i}")) for i, record in enumerate(records))
                 row += rows
     except (arrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{file}: a damaged parquet file, or not one ({reason}); make or download it again") from None
-
-
-def _listed(names: Any) -> str:
-    names = list(names)
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") if names else "none"

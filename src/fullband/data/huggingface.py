@@ -9,17 +9,19 @@ from typing import Any
 
 from fullband.config import HuggingFaceSource
 from fullband.data.optional import optional
+from fullband.data.records import RecordReader, TextRecords
 from fullband.data.sources import START, Cursor, TextSource, fingerprint_files
 from fullband.data.tasks import Split
 
 
 class HuggingFace(TextSource):
-    """Rows of a dataset's `text_field`. Validation is `validation_split`, or else the first `validation_documents` of `split`."""
+    """A dataset's rows, read as their `text_field`. Validation is `validation_split`, else the first `validation_documents` of `split`."""
 
-    def __init__(self, config: HuggingFaceSource) -> None:
+    def __init__(self, config: HuggingFaceSource, reader: RecordReader | None = None) -> None:
         """ValueError if the package datasets is missing; the dataset itself is opened when read."""
         self._datasets = optional("datasets", "data.source.kind huggingface")
         self._config = config
+        self._reader = reader or TextRecords(config.text_field)
         self.where = f"dataset {config.dataset}" + (f" ({config.name})" if config.name else "")
         self.holding_out_hint = "change data.source.validation_documents, or name a data.source.validation_split"
 
@@ -38,7 +40,7 @@ class HuggingFace(TextSource):
         if last is not None:
             rows = islice(rows, max(last - first, 0))
         for record, row in enumerate(rows, start=first):
-            text = self._text(row, f"{self.where}, split {name}, row {record}")
+            text = self._reader.text_of_row(row, f"{self.where}, split {name}, row {record}")
             if text.strip():
                 yield (0, record), text
 
@@ -60,21 +62,11 @@ class HuggingFace(TextSource):
         except Exception as error:  # as above
             raise ValueError(f"{self.where}: reading stopped ({_one_line(error)})") from None
 
-    def _text(self, row: dict[str, Any], where: str) -> str:
-        field = self._config.text_field
-        if field not in row:
-            raise ValueError(f"{where}: no field '{field}'; the fields there are {', '.join(row)} (set data.source.text_field)")
-        if row[field] is None:
-            return ""
-        if not isinstance(row[field], str):
-            raise ValueError(f"{where}: the field '{field}' holds {type(row[field]).__name__}, not text (set data.source.text_field)")
-        return row[field]
-
     def fingerprint(self) -> dict[str, str]:
         """Names only for the hub, whose contents can't be hashed without reading them; a local folder's files otherwise."""
         config, folder = self._config, Path(self._config.dataset)
         held_out = config.validation_split or f"first {config.validation_documents}"
-        source = f"huggingface {config.name or 'default'}, split {config.split}, held out {held_out}, field {config.text_field}"
+        source = f"huggingface {config.name or 'default'}, split {config.split}, held out {held_out}, {self._reader.describe()}"
         if folder.is_dir():
             files = sorted(file for file in folder.rglob("*") if file.is_file())
             return {"source": source, "files": fingerprint_files(files)}

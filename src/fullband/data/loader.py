@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from fullband.config import DataConfig, TaskSource
+from fullband.config import ChatSource, DataConfig, TaskSource
 from fullband.data.batch import Batch, Document
-from fullband.data.packing import as_document, pack, pack_documents
+from fullband.data.packing import as_document, one_a_row, pack, pack_documents, pieces_of
 from fullband.data.sources import TextSource, build_source
-from fullband.data.stream import DocumentStream
+from fullband.data.stream import DocumentStream, TokenStream
 from fullband.data.tasks import Task, build_task
 from fullband.data.tokenizers import TaskTokenizer, Tokenizer, load_tokenizer
 
@@ -59,6 +61,10 @@ class Loader(ABC):
     @abstractmethod
     def fingerprint(self) -> dict[str, str]:
         """What decides the data, in words; a resumed run must find the same."""
+
+    def save(self, folder: Path) -> None:
+        """Write into a model folder what turns its ids into text and back."""
+        self.tokenizer.save(folder)
 
     @abstractmethod
     def _validation(self, rows: int, length: int) -> Batch: ...
@@ -106,27 +112,13 @@ class TaskLoader(Loader):
         return [Document(tokens, targets) for tokens, targets in zip(batch.tokens, batch.targets, strict=True)]
 
 
-class TextLoader(Loader):
-    """Packed rows of a text source."""
+class SourceLoader(Loader):
+    """Rows made of the documents of a source, which a stream brings in order."""
 
-    def __init__(
-        self,
-        source: TextSource,
-        tokenizer: Tokenizer,
-        length: int,
-        seed: int,
-        batch_rows: int,
-        shuffle_documents: int = 1024,
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        super().__init__(tokenizer, length, batch_rows, rank, world)
-        self.source = source
-        self._shuffle_documents = shuffle_documents
-        self._stream = DocumentStream(source, tokenizer, seed, shuffle_documents)
-
-    def _next_global_batch(self) -> Batch:
-        return pack(self._stream.take(self.batch_rows * self.length), self.length)
+    source: TextSource
+    _stream: DocumentStream[Any]
+    _shuffle_documents: int
+    _packing: bool
 
     def state_dict(self) -> dict[str, Any]:
         return self._stream.state_dict()
@@ -136,11 +128,10 @@ class TextLoader(Loader):
 
     def fingerprint(self) -> dict[str, str]:
         row = {"tokenizer": self.tokenizer.name, "length": str(self.length), "shuffle": str(self._shuffle_documents)}
-        return self.source.fingerprint() | row
+        return self.source.fingerprint() | row | ({} if self._packing else {"packing": "one document a row"})
 
-    @cached_property
-    def _held_out(self) -> list[np.ndarray]:
-        """Tokens of held-out documents, in an order that mixes the source's files."""
+    def _held_out_texts(self) -> list[str]:
+        """Held-out documents, in an order that mixes the source's files. Raises ValueError if there are none."""
         texts: list[str] = []
         characters = 0
         for _, text in self.source.documents("validation"):
@@ -152,27 +143,70 @@ class TextLoader(Loader):
             raise ValueError(f"{self.source.where}: no documents are held out for validation; {self.source.holding_out_hint}")
         # One fixed order, whatever the run's seed: runs with different seeds are compared on the same text.
         order = np.random.Generator(np.random.Philox(0)).permutation(len(texts))
-        return self.tokenizer.encode_documents([texts[i] for i in order])
+        return [texts[i] for i in order]
 
     def _validation(self, rows: int, length: int) -> Batch:
-        packed = pack_documents(self._held_out, length)
+        packed = self._held_out_rows(length)
         if rows >= packed.shape[0]:
             return packed
         # Rows spread over all held-out text: the first ones alone could be a single long document.
-        chosen = np.linspace(0, packed.shape[0] - 1, rows).astype(np.int64)
-        return Batch(*(value[chosen] for value in vars(packed).values()))
+        return packed.select(torch.from_numpy(np.linspace(0, packed.shape[0] - 1, rows).astype(np.int64)))
+
+    @abstractmethod
+    def _held_out_rows(self, length: int) -> Batch: ...
+
+
+class TextLoader(SourceLoader):
+    """Rows of a text source: packed, or of one document each."""
+
+    _stream: TokenStream
+
+    def __init__(
+        self,
+        source: TextSource,
+        tokenizer: Tokenizer,
+        length: int,
+        seed: int,
+        batch_rows: int,
+        shuffle_documents: int = 1024,
+        rank: int = 0,
+        world: int = 1,
+        packing: bool = True,
+    ) -> None:
+        super().__init__(tokenizer, length, batch_rows, rank, world)
+        self.source, self._packing = source, packing
+        self._shuffle_documents = shuffle_documents
+        self._stream = TokenStream(source, tokenizer, seed, shuffle_documents)
+
+    def _next_global_batch(self) -> Batch:
+        if self._packing:
+            return pack(self._stream.take(self.batch_rows * self.length), self.length)
+        return one_a_row([self._stream.take_piece(self.length) for _ in range(self.batch_rows)], self.length)
+
+    @cached_property
+    def _held_out(self) -> list[np.ndarray]:
+        return self.tokenizer.encode_documents(self._held_out_texts())
+
+    def _held_out_rows(self, length: int) -> Batch:
+        if self._packing:
+            return pack_documents(self._held_out, length)
+        return one_a_row([piece for tokens in self._held_out for piece in pieces_of(tokens, length)], length)
 
     def validation_documents(self, limit: int) -> list[Document]:
         return [as_document(tokens) for tokens in self._held_out[:limit]]
 
 
-def build_loader(config: DataConfig, seed: int, batch_rows: int, rank: int = 0, world: int = 1) -> TaskLoader | TextLoader:
+def build_loader(config: DataConfig, seed: int, batch_rows: int, rank: int = 0, world: int = 1) -> Loader:
     """The loader of a recipe's `data`; a task brings its own tokenizer.
 
     Raises ValueError, in one line, for missing or empty files, packages, tokenizers, and a batch that ranks can't share.
     """
     if isinstance(config.source, TaskSource):
         return TaskLoader(build_task(config.source), config.length, seed, batch_rows, rank, world)
-    tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer = load_tokenizer("bytes" if config.tokenizer == "auto" else config.tokenizer)
+    if isinstance(config.source, ChatSource):
+        from fullband.data.chat_loader import ChatLoader
+
+        return ChatLoader(config, config.source, tokenizer, seed, batch_rows, rank, world)
     source = build_source(config.source)
-    return TextLoader(source, tokenizer, config.length, seed, batch_rows, config.shuffle_documents, rank, world)
+    return TextLoader(source, tokenizer, config.length, seed, batch_rows, config.shuffle_documents, rank, world, config.packing)

@@ -60,6 +60,18 @@ def pack_documents(documents: Sequence[np.ndarray], length: int) -> Batch:
     return pack([Piece(tokens) for tokens in documents], length)
 
 
+def pieces_of(tokens: np.ndarray, length: int) -> list[Piece]:
+    """A document, int64 [N], in pieces of at most `length` tokens."""
+    cuts = range(0, len(tokens), length)
+    return [Piece(tokens[at : at + length], int(tokens[at + length]) if at + length < len(tokens) else IGNORE) for at in cuts]
+
+
+def one_a_row(pieces: Sequence[Piece], length: int) -> Batch:
+    """Rows [B, length] of one piece each, padded on the right."""
+    rows = [pack([piece], length) for piece in pieces]
+    return Batch(*(torch.cat(parts) for parts in zip(*((r.tokens, r.targets, r.positions, r.documents) for r in rows), strict=True)))
+
+
 def as_document(tokens: np.ndarray) -> Document:
     """A whole document on its own, with its next-token targets."""
     return Document(torch.from_numpy(tokens), torch.from_numpy(Piece(tokens).targets()))

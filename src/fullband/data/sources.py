@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from hashlib import blake2b, sha256
 from pathlib import Path
 
-from fullband.config import FilesSource, HuggingFaceSource, PythonStdlibSource
+from fullband.config import FilesSource, HuggingFaceSource, ProgramTextSource, PythonStdlibSource
 from fullband.data.tasks import Split
 
 Cursor = tuple[int, int]
@@ -120,13 +120,16 @@ class PythonStdlib(TextSource):
         return {"source": f"python-stdlib {version}, held out {self._fraction:g}", "files": fingerprint_files(self.files)}
 
 
-def build_source(config: FilesSource | HuggingFaceSource | PythonStdlibSource) -> TextSource:
+def build_source(config: FilesSource | HuggingFaceSource | PythonStdlibSource | ProgramTextSource) -> TextSource:
     """The text source of a recipe. ValueError for missing files, packages or data sets."""
     from fullband.data.files import Files
     from fullband.data.huggingface import HuggingFace
+    from fullband.data.program_text import ProgramText
 
     if isinstance(config, FilesSource):
         return Files(config)
     if isinstance(config, HuggingFaceSource):
         return HuggingFace(config)
+    if isinstance(config, ProgramTextSource):
+        return ProgramText(config)
     return PythonStdlib(config)

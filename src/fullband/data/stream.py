@@ -1,4 +1,4 @@
-"""The endless stream of training tokens: documents shuffled block by block, with a small exact state.
+"""The endless stream of training data: documents shuffled block by block, with a small exact state.
 
 A block is read in source order, then permuted by a key of (seed, epoch, block). The state is where the block starts in the source and
 how far the stream is in it, so a resumed run reads one block again, skips to its document, and tokenises from there.
@@ -6,30 +6,38 @@ how far the stream is in it, so a resumed run reads one block again, skips to it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from fullband.data.batch import IGNORE
 from fullband.data.packing import Piece
 from fullband.data.sources import START, Cursor, TextSource
-from fullband.data.tokenizers import Tokenizer
+
+Parts = TypeVar("Parts", bound="Sequence[Any] | np.ndarray")
+Made = TypeVar("Made", bound="Sequence[Any] | np.ndarray", covariant=True)
 
 BLOCK_CHARACTERS = 16_000_000  # a block also ends after this much text, whatever its number of documents: it is held in memory
 GROUP_CHARACTERS = 1_000_000  # text tokenised at once
 GROUP_DOCUMENTS = 256
 
 
-class DocumentStream:
-    """Tokens of a source's training documents, epoch after epoch.
+class Encoder(Protocol[Made]):
+    """Makes parts of texts: a document's tokens, or the answers of a conversation."""
+
+    def encode_documents(self, texts: Sequence[str]) -> Sequence[Made]: ...
+
+
+class DocumentStream(Generic[Parts]):
+    """The parts of a source's training documents, epoch after epoch.
 
     State: epoch; block (number in the epoch) and cursor (its first document in the source); index (document in the permuted block);
-    offset (token in that document).
+    offset (part of that document).
     """
 
-    def __init__(self, source: TextSource, tokenizer: Tokenizer, seed: int, block_documents: int) -> None:
-        self._source, self._tokenizer, self._seed, self._block_documents = source, tokenizer, seed, block_documents
+    def __init__(self, source: TextSource, encoder: Encoder[Parts], seed: int, block_documents: int) -> None:
+        self._source, self._encoder, self._seed, self._block_documents = source, encoder, seed, block_documents
         self.load_state_dict({"epoch": 0, "block": 0, "cursor": list(START), "index": 0, "offset": 0})
 
     def state_dict(self) -> dict[str, Any]:
@@ -47,39 +55,31 @@ class DocumentStream:
         self._cursor: Cursor = (int(state["cursor"][0]), int(state["cursor"][1]))
         self._reader: Iterator[tuple[Cursor, str]] = self._source.documents("train", self._cursor)
         self._texts: list[str] | None = None  # of the block, permuted; None until it is read
-        self._group: dict[int, np.ndarray] = {}  # tokens of the documents at hand, by index
-        self._is_fruitful = True  # whether this epoch or the one before gave any token
+        self._group: dict[int, Parts] = {}  # parts of the documents at hand, by index
+        self._is_fruitful = True  # whether this epoch or the one before gave any part
 
-    def take(self, count: int) -> list[Piece]:
-        """The next `count` tokens, in pieces of documents. ValueError if the source has no training text or can't be read."""
-        pieces = []
-        while count:
-            tokens = self._document()
-            stop = min(self._offset + count, len(tokens))
-            follow = int(tokens[stop]) if stop < len(tokens) else IGNORE
-            pieces.append(Piece(tokens[self._offset : stop], follow))
-            count -= stop - self._offset
-            self._is_fruitful |= stop > self._offset
-            self._offset = stop
-            if stop == len(tokens):
-                self._index, self._offset = self._index + 1, 0
-        return pieces
+    def _advance(self, count: int, document: Parts) -> None:
+        """Leave the next `count` parts of `document`, in which the stream is, behind."""
+        self._is_fruitful |= count > 0
+        self._offset += count
+        if self._offset == len(document):
+            self._index, self._offset = self._index + 1, 0
 
-    def _document(self) -> np.ndarray:
-        """Tokens of the document the stream is in."""
+    def _document(self) -> Parts:
+        """Parts of the document the stream is in. ValueError if the source has no training text or can't be read."""
         texts = self._read_block() if self._texts is None else self._texts
         while self._index >= len(texts):
             texts = self._next_block(bool(texts))
         if self._index not in self._group:
-            self._tokenize(texts)
+            self._encode(texts)
         return self._group[self._index]
 
-    def _tokenize(self, texts: list[str]) -> None:
+    def _encode(self, texts: list[str]) -> None:
         stop, characters = self._index, 0
         while stop < len(texts) and characters < GROUP_CHARACTERS and stop - self._index < GROUP_DOCUMENTS:
             characters += len(texts[stop])
             stop += 1
-        documents = self._tokenizer.encode_documents(texts[self._index : stop])
+        documents = self._encoder.encode_documents(texts[self._index : stop])
         self._group = dict(enumerate(documents, start=self._index))
 
     def _next_block(self, was_read: bool) -> list[str]:
@@ -109,3 +109,41 @@ class DocumentStream:
         order = np.random.Generator(np.random.Philox(key)).permutation(len(texts))
         self._texts, self._group = [texts[i] for i in order], {}
         return self._texts
+
+
+class TokenStream(DocumentStream[np.ndarray]):
+    """Tokens."""
+
+    def take(self, count: int) -> list[Piece]:
+        """The next `count` tokens, in pieces of documents. ValueError as `_document`."""
+        pieces = []
+        while count:
+            piece = self.take_piece(count)
+            pieces.append(piece)
+            count -= len(piece.tokens)
+        return pieces
+
+    def take_piece(self, most: int) -> Piece:
+        """The next tokens of one document, at most `most`. ValueError as `_document`."""
+        while not len(tokens := self._document()):
+            self._advance(0, tokens)
+        stop = min(self._offset + most, len(tokens))
+        follow = int(tokens[stop]) if stop < len(tokens) else IGNORE
+        piece = Piece(tokens[self._offset : stop], follow)
+        self._advance(stop - self._offset, tokens)
+        return piece
+
+
+class ItemStream(DocumentStream[Sequence[Any]]):
+    """Items that are not cut: the answers of conversations."""
+
+    def peek(self) -> Any:
+        """The next item, which `skip` leaves behind. ValueError as `_document`."""
+        while True:
+            document = self._document()
+            if len(document):
+                return document[self._offset]
+            self._advance(0, document)
+
+    def skip(self) -> None:
+        self._advance(1, self._document())

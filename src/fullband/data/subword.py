@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,15 @@ _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
 _OTHER_ENDS = ("</s>", "<eos>", "[EOS]", "<|im_end|>", "<|eot_id|>", "[SEP]")
 
 
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")  # say what special tokens are called
+
+
 class HuggingFaceTokenizer(Tokenizer):
     """Any tokenizer.json. Encodes with add_special_tokens=False: no beginning- or end-of-sequence token is added to a text.
 
     The end of document is <|endoftext|> or <|end_of_text|> where the vocabulary has one, else the eos token that the
-    tokenizer_config.json or special_tokens_map.json beside it names, else a usual name (</s>, <eos>, ...), else none.
+    tokenizer_config.json or special_tokens_map.json beside it names, else a usual name (</s>, <eos>, ...), else none. Generation stops at
+    it, at that eos token, and at the ids a generation_config.json beside it names (a chat model's end of turn).
     """
 
     def __init__(self, path: Path, end_of_document: int | None = None, stops: frozenset[int] | None = None) -> None:
@@ -37,7 +40,8 @@ class HuggingFaceTokenizer(Tokenizer):
             raise ValueError(f"{path}: not a readable tokenizer.json ({_one_line(error)})") from None
         self._backend.no_padding()
         self._backend.no_truncation()
-        self._path = path
+        # Read at once: the folder may be a checkpoint that a run deletes later.
+        self._beside = {name: (path.parent / name).read_bytes() for name in _BESIDE if (path.parent / name).is_file()}
         self._content = content
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.name = f"tokenizer.json:{hashlib.sha256(content).hexdigest()[:16]}"
@@ -46,9 +50,12 @@ class HuggingFaceTokenizer(Tokenizer):
             eos = _eos_token(path.parent)
             names = [name for name in (*_ENDS_OF_TEXT, eos, *_OTHER_ENDS) if name in vocabulary]
             end_of_document = vocabulary[names[0]] if names else None
-            stops = frozenset(vocabulary[name] for name in (*names[:1], eos) if name in vocabulary)
+            stops = frozenset(vocabulary[name] for name in (*names[:1], eos) if name in vocabulary) | _eos_ids(path.parent)
         self.end_of_document = end_of_document
         self.stops = stops
+        self.special = frozenset(token for token, added in self._backend.get_added_tokens_decoder().items() if added.special)
+        with_marks, text = (self._backend.encode("a", add_special_tokens=add).ids for add in (True, False))
+        self.lead = tuple(with_marks[: with_marks.index(text[0])] if text and text[0] in with_marks else ())
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
@@ -67,10 +74,8 @@ class HuggingFaceTokenizer(Tokenizer):
         """The tokenizer.json byte for byte, the files that name its special tokens, and our description."""
         folder = Path(folder)
         (folder / "tokenizer.json").write_bytes(self._content)
-        for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
-            beside = self._path.parent / name
-            if beside.is_file() and beside.resolve() != (folder / name).resolve():
-                shutil.copyfile(beside, folder / name)
+        for name, content in self._beside.items():
+            (folder / name).write_bytes(content)
         super().save(folder)
 
 
@@ -93,6 +98,7 @@ class TiktokenTokenizer(BytesOfIds):
         self.vocab_size = self._encoding.n_vocab
         self.end_of_document = self._encoding.eot_token
         self.stops = frozenset({self._encoding.eot_token})
+        self.special = frozenset(self._encoding.encode_single_token(name) for name in self._encoding.special_tokens_set)
 
     def encode(self, text: str) -> list[int]:
         return self._encoding.encode(text, allowed_special="all")
@@ -113,14 +119,24 @@ class TiktokenTokenizer(BytesOfIds):
 def _eos_token(folder: Path) -> str | None:
     """The eos token that the usual files beside a tokenizer.json name."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        try:
-            eos = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token")
-        except (OSError, ValueError, AttributeError):
-            continue  # they only help; the tokenizer itself is tokenizer.json
+        eos = _field(folder / name, "eos_token")
         eos = eos.get("content") if isinstance(eos, dict) else eos
         if isinstance(eos, str):
             return eos
     return None
+
+
+def _eos_ids(folder: Path) -> frozenset[int]:
+    found = _field(folder / "generation_config.json", "eos_token_id")
+    return frozenset(token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int))
+
+
+def _field(path: Path, key: str) -> Any:
+    """None if the file is not there or not readable: such files only help, the tokenizer itself is tokenizer.json."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _one_line(error: Exception) -> str:

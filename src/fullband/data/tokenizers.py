@@ -26,12 +26,16 @@ class Tokenizer(ABC):
     vocab_size       ids are 0..vocab_size-1
     end_of_document  id that ends every document, or None if the tokenizer has none
     stops            ids at which generation ends (end_of_document, and a chat tokenizer's end of turn)
+    special          ids that are marks, not text
+    lead             ids that its makers put before every text (a beginning of sequence). `encode` never does; evaluation does
     """
 
     name: str
     vocab_size: int
     end_of_document: int | None
     stops: frozenset[int]
+    special: frozenset[int] = frozenset()
+    lead: tuple[int, ...] = ()
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -176,15 +180,18 @@ class TaskTokenizer(Tokenizer):
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """A tokenizer by name ("bytes", "tiktoken:cl100k_base") or path (tokenizer.json, its folder, or a model folder).
+    """A tokenizer by name ("bytes", "program", "tiktoken:cl100k_base") or path (tokenizer.json, its folder, or a model folder).
 
     Raises ValueError for a name or path that isn't one, and for files that can't be read.
     """
     from fullband.data import subword
+    from fullband.data.program_tokenizer import ProgramTokenizer
 
     text, path = str(name), Path(name)
     if text == "bytes":
         return ByteTokenizer()
+    if text == "program":
+        return ProgramTokenizer()
     if text.startswith("tiktoken:"):
         return subword.TiktokenTokenizer(text.removeprefix("tiktoken:"))
     if (path / SAVED_AS).is_file():
@@ -195,16 +202,19 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
         return subword.HuggingFaceTokenizer(path)
     if path.is_dir():
         raise ValueError(f"{path}: no tokenizer in this folder (neither {SAVED_AS} nor tokenizer.json)")
-    raise ValueError(f"{text}: no such tokenizer; give bytes, tiktoken:NAME, or the path of a tokenizer.json or of its folder")
+    raise ValueError(f"{text}: no such tokenizer; give bytes, program, tiktoken:NAME, or the path of a tokenizer.json or of its folder")
 
 
 def _described(description: dict[str, Any], folder: Path) -> Tokenizer:
     from fullband.data import subword
+    from fullband.data.program_tokenizer import ProgramTokenizer
 
     try:
         kind = description["kind"]
         if kind == "bytes":
             return ByteTokenizer()
+        if kind == "program":
+            return ProgramTokenizer()
         if kind == "task":
             return TaskTokenizer(description["task"], description["names"])
         if kind == "tiktoken":

@@ -70,7 +70,7 @@ def collect(steps: TokenStream) -> list[Completion]:
 def stream_texts(
     model: FeedbackModel,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[int]],
     mode: str = "soft",
     feedback_passes: FeedbackPasses | None = None,
     *,
@@ -79,6 +79,7 @@ def stream_texts(
 ) -> Iterator[NewText]:
     """The continuations of texts, one step at a time. Only whole characters are given out, and none that could still be a stop string's.
 
+    prompts   texts, or their ids where they were encoded in another way
     stop      strings that end a row's text where they begin. They are looked for in the text made by the row, across tokens; the one that
               is complete first counts
     settings  as in `GenerateOptions`; `stop_ids` None (the default) = the tokenizer's own
@@ -90,7 +91,8 @@ def stream_texts(
         raise ValueError("prompts is a list of texts; give [text] for one")
     if settings.get("stop_ids") is None:
         settings["stop_ids"] = [token for token in tokenizer.stops if token < model.trunk.vocab_size]
-    steps = stream(model, [tokenizer.encode(prompt) for prompt in prompts], mode, feedback_passes, **settings)
+    ids = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    steps = stream(model, ids, mode, feedback_passes, **settings)
     texts = [RowText(tokenizer, strings, settings.get("min_new_tokens", 0)) for _ in range(steps.rows)]
     return text_steps(steps, texts)
 
@@ -98,7 +100,7 @@ def stream_texts(
 def generate_texts(
     model: FeedbackModel,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[int]],
     mode: str = "soft",
     feedback_passes: FeedbackPasses | None = None,
     *,

@@ -156,16 +156,17 @@ def _pieces(documents: Sequence[Sequence[int] | Document], context: int, vocab_s
     owners, pieces = [], []
     for number, document in enumerate(documents):
         if isinstance(document, Document):
-            tokens, targets = document.tokens, document.targets
+            tokens, targets, plain = document.tokens, document.targets, document.plain
         else:
             ids = torch.as_tensor(document, dtype=torch.long)
-            tokens, targets = ids[:-1], ids[1:]
+            tokens, targets, plain = ids[:-1], ids[1:], None
         ids = torch.cat([tokens, targets[targets != IGNORE]])
         outside = ids[(ids < 0) | (ids >= vocab_size)]
         if len(outside):
             raise ValueError(f"document {number}: token id {int(outside[0])} is outside the vocabulary (0..{vocab_size - 1})")
         for start in range(0, len(tokens), context):
-            piece = Document(tokens[start : start + context], targets[start : start + context])
+            here = slice(start, start + context)
+            piece = Document(tokens[here], targets[here], None if plain is None else plain[here])
             if bool((piece.targets != IGNORE).any()):
                 owners.append(number)
                 pieces.append(piece)
@@ -187,14 +188,14 @@ def _readings(model: FeedbackModel, batch: Batch, readings: Sequence[FeedbackPas
     documents_BT = None if bool((batch.documents == 0).all()) else batch.documents
     positions_BT = None if documents_BT is None else batch.positions
     deepest = max(passes for passes in readings if isinstance(passes, int))
-    for passes, states_BTD in enumerate(iterate_passes(model, batch.tokens, positions_BT, documents_BT)):
+    for passes, states_BTD in enumerate(iterate_passes(model, batch.tokens, positions_BT, documents_BT, batch.plain)):
         if passes in readings:
             yield passes, states_BTD
         if passes == deepest:
             break
     for way in readings:
         if not isinstance(way, int):
-            yield way, read(model, batch.tokens, way, positions_BT, documents_BT)
+            yield way, read(model, batch.tokens, way, positions_BT, documents_BT, batch.plain)
 
 
 def _row(passes: FeedbackPasses, sums_D: Tensor, plain_D: Tensor, counts_D: Tensor) -> PassesLoss:

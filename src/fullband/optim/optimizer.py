@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from fullband.config import OptimConfig
 from fullband.optim.adam import adam
-from fullband.optim.groups import OptimizerName, parameter_groups
+from fullband.optim.groups import MATRICES, OptimizerName, ParameterGroup, parameter_groups
 from fullband.optim.normuon import NorMuon
 from fullband.optim.wsd import in_cooldown, wsd_factor
 
 
 class Optimizer:
-    """NorMuon for the matrices and Adam for the rest of `model`, over a run of `steps` steps (section 4).
+    """NorMuon for the matrices and Adam for the rest of `model`, or AdamW for all, over a run of `steps` steps (section 4).
 
     Nothing here counts steps: the caller says which one it is, so a resumed run needs only `load_state_dict`. Build it after the model is
     on its device. Raises ValueError for a parameter in no group or two, or a run without steps.
@@ -24,23 +24,28 @@ class Optimizer:
     def __init__(self, model: nn.Module, config: OptimConfig, steps: int) -> None:
         self.config = config
         self.steps = steps
-        self.groups = parameter_groups(model)
+        self.groups = parameter_groups(model, config.kind)
         self.factor(0)  # an impossible schedule fails here, not at the first step
-        by_optimizer: dict[OptimizerName, list[nn.Parameter]] = {"normuon": [], "adam": []}
-        for group in self.groups:
-            by_optimizer[group.optimizer] += [parameter for _, parameter in group.parameters]
         self.optimizers: dict[OptimizerName, torch.optim.Optimizer] = {}
-        if by_optimizer["normuon"]:
+        normuon, adam_groups = ([g for g in self.groups if g.optimizer == name] for name in ("normuon", "adam"))
+        if normuon:
             self.optimizers["normuon"] = NorMuon(
-                by_optimizer["normuon"],
+                _parameters(normuon),
                 lr=config.matrix_lr,
                 weight_decay=config.matrix_weight_decay,
                 momentum=config.momentum,
                 beta2=config.beta2,
                 scale=config.matrix_scale,
             )
-        if by_optimizer["adam"]:
-            self.optimizers["adam"] = adam(by_optimizer["adam"], config.adam_lr, config.adam_betas, config.adam_eps)
+        if adam_groups:
+            self.optimizers["adam"] = adam(
+                _parameters(g for g in adam_groups if g.name not in MATRICES),
+                config.adam_lr,
+                config.adam_betas,
+                config.adam_eps,
+                decayed=_parameters(g for g in adam_groups if g.name in MATRICES),
+                weight_decay=config.matrix_weight_decay,
+            )
 
     def factor(self, step: int) -> float:
         """The schedule's factor on both learning rates at `step`, counted from 0."""
@@ -67,6 +72,8 @@ class Optimizer:
         for name, optimizer in self.optimizers.items():
             for group in optimizer.param_groups:
                 group["lr"] = lr[name]
+                if "max_weight_decay" in group:  # AdamC; NorMuon does this itself
+                    group["weight_decay"] = group["max_weight_decay"] * self.factor(step)
             optimizer.step()
         return norm
 
@@ -126,3 +133,7 @@ class Optimizer:
         with torch.no_grad():
             for key, tensor in own.items():
                 tensor.copy_(tensors[key])
+
+
+def _parameters(groups: Iterable[ParameterGroup]) -> list[nn.Parameter]:
+    return [parameter for group in groups for _, parameter in group.parameters]

@@ -94,7 +94,9 @@ def plot_curves(curves: Mapping[str, Sequence[Curve]], paths: Sequence[Path], mi
             late = at / 1e6 > 0.6 * furthest
             axes.axvline(at / 1e6, color="#8a8a8a", linewidth=1, linestyle=":")
             place = (at / 1e6, top * (1 - 0.06 * number))
-            axes.text(*place, f"{label} " if late else f" {label}", color="#5f5f5f", fontsize=9, va="top", ha="right" if late else "left")
+            clear = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+            shown = f"{label} " if late else f" {label}"
+            axes.text(*place, shown, color="#5f5f5f", fontsize=9, va="top", ha="right" if late else "left", bbox=clear)
         axes.set(xlabel="token-equivalent compute, millions (tokens × passes)", ylabel="training loss, nats a token")
         axes.set_xlim(left=0)
         axes.set_ylim(0, top)

@@ -20,6 +20,7 @@ def plot_evaluation(results: Mapping[str, Any], folder: Path) -> dict[str, str]:
         drawn["accuracy by feedback passes"] = _draw(plot_passes, results, folder / "figure-4.svg")
     if results["generative"]:
         drawn["free-form scores by mode"] = _draw(plot_modes, results, folder / "figure-5.svg")
+    if any(own["lengths"]["median"] is not None for found in results["generative"].values() for own in found["modes"].values()):
         drawn["length of answers by mode"] = _draw(plot_lengths, results, folder / "figure-6.svg")
     return drawn
 
@@ -61,7 +62,7 @@ def plot_modes(results: Mapping[str, Any], path: Path) -> None:
             if "baseline" in benchmark:
                 _level(axes, benchmark["baseline"]["score"])
             axes.set_xticks(range(len(benchmark["modes"])), [LABELS[mode] for mode in benchmark["modes"]])
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, max(5.0, axes.get_ylim()[1]))
             axes.set_ylabel(f"Pass@{benchmark['k']}, percent")
             axes.set_title(_title(results, benchmark["label"]) if number == 0 else benchmark["label"])
 

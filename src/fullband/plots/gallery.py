@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from fullband.files import write_bytes
 from fullband.plots.chart import SCRIPT, STYLE, Axis, Line, Mark, line_chart
 from fullband.plots.curves import Curve, curves_chart, plot_curves
 from fullband.plots.diagnosis_page import change_chart, loss_chart, reach
@@ -62,9 +63,8 @@ def read_sources(folders: Sequence[Path]) -> Sources:
             runs.append(read_run(folder))
             held = True
         if not held:
-            raise ValueError(
-                f"{folder}: nothing to draw; name a run folder ({METRICS}) or what diagnose or probe wrote with --output ({DIAGNOSIS}, {PROBE})"
-            )
+            written = f"what diagnose or probe wrote with --output ({DIAGNOSIS}, {PROBE})"
+            raise ValueError(f"{folder}: nothing to draw; name a run folder ({METRICS}) or {written}")
     return Sources(runs, diagnoses, probes)
 
 
@@ -88,8 +88,6 @@ def figures_of(sources: Sources) -> list[Figure]:
 
 def write_gallery(sources: Sources, folder: Path) -> list[str]:
     """Write every figure as PNG and SVG, and index.html, into `folder`; returns the figures' names."""
-    from fullband.files import write_bytes
-
     folder.mkdir(parents=True, exist_ok=True)
     figures = figures_of(sources)
     for figure in figures:
@@ -101,7 +99,8 @@ def write_gallery(sources: Sources, folder: Path) -> list[str]:
 def page(figures: Sequence[Figure]) -> str:
     """One page that opens offline: a chart with the values under the pointer for each figure."""
     sections = "".join(
-        f'<section id="{figure.name}"><h2>{escape(figure.title)}</h2>{figure.html}<figcaption>{escape(figure.caption)}</figcaption></section>'
+        f'<section id="{escape(figure.name)}"><h2>{escape(figure.title)}</h2>{figure.html}'
+        f"<figcaption>{escape(figure.caption)}</figcaption></section>"
         for figure in figures
     )
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -187,8 +186,8 @@ def _curves_figure(run: RunRecord) -> Figure:
     return Figure(
         f"learning-curves-{run.name}",
         f"Learning curves by pass, {run.name}",
-        "Training loss by pass: a running mean, with the logged values behind it. Shock: how much worse the second pass is than the first over "
-        "the same positions when it is first used; crossover: where its running mean falls below the first's.",
+        "A running mean, with the logged values behind it. Shock: how much worse the second pass is than the first over the same "
+        "positions, when it is first used. Crossover: where its running mean falls below the first's.",
         lambda paths: plot_curves(curves, paths, milestones),
         curves_chart(curves, milestones),
     )

@@ -20,9 +20,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fullband.data.tokenizers import Tokenizer
+from fullband.data.loader import Loader
 from fullband.files import MANIFEST, sync_folder, verify_manifest, write_json, write_manifest, write_tensors
-from fullband.model import FullBandModel
+from fullband.loading import LoadedModel
+from fullband.train.models import save_model
 
 OPTIMIZER, TRAINING, LAST, BEST = "optimizer.safetensors", "training.json", "last.json", "best.json"
 
@@ -36,8 +37,8 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        model: FullBandModel,
-        tokenizer: Tokenizer,
+        model: LoadedModel,
+        loader: Loader,
         optimizer: dict[str, Tensor],
         training: dict[str, Any],
         best: dict[str, Any] | None,
@@ -55,8 +56,8 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             if last != place:
                 shutil.rmtree(partial, ignore_errors=True)
-                model.save(partial)
-                tokenizer.save(partial)
+                save_model(model, partial)
+                loader.save(partial)
                 write_tensors(partial / OPTIMIZER, optimizer)
                 write_json(partial / TRAINING, training)
                 write_manifest(partial, [p.name for p in partial.iterdir() if p.is_file() and p.name != MANIFEST])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fullband.config import Recipe
+from fullband.config import FeedbackPasses, Recipe
+from fullband.data.batch import Batch
 from fullband.feedback.settling import measure_settling
 from fullband.optim.groups import describe_groups, is_fusion
 from fullband.train.evaluation import validation_losses
@@ -63,8 +65,14 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
     start, tokens_before = time.perf_counter(), run.tokens
     if watcher:
         watcher.started(run, describe_groups(run.optimizer.groups, recipe.optim))
+    else:
+        for notice in run.notices:
+            warnings.warn(notice, stacklevel=2)
     try:
         with stop_signals() as stop:
+            if evaluation.at_start and held_out and not run.step:
+                passes: list[FeedbackPasses] = [0] if run.schedule.switch_on is None else evaluation.feedback_passes
+                validation = evaluate(run, held_out, passes, trackers, watcher)
             while run.step < config.steps and not stop:
                 # 1. Look whether the states settle, if the schedule adapts to that.
                 before = run.loader.state_dict(), run.schedule.state_dict()
@@ -74,7 +82,7 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
                 # 2. Gradients of Eq. 12 over this step's passes.
                 run.optimizer.zero_grad()
                 z_loss = run.optimizer.z_loss(run.step)
-                report = accumulate_gradients(run.model, batch, run.step, recipe.seed, run.schedule, recipe.feedback, config, z_loss)
+                report = accumulate_gradients(run.model, batch, run.step, recipe.seed, run.schedule, config, z_loss)
                 if not math.isfinite(report.objective + report.gradient_norm):
                     raise diverged(run, report, *before)
 
@@ -98,10 +106,7 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
                     log(trackers, run.step - 1, values)
                 evaluate_now = bool(held_out) and (run.step % evaluation.every == 0 or last_step)
                 if evaluate_now:
-                    validation = validation_losses(run.model, held_out, passes_to_evaluate(run), config.dtype)
-                    log(trackers, run.step - 1, {"validation": validation})
-                    if watcher:
-                        watcher.evaluated(run, validation)
+                    validation = evaluate(run, held_out, passes_to_evaluate(run), trackers, watcher)
                 if run.step % config.checkpoint_every == 0 or last_step:
                     checkpoint = run.save(lowest(validation) if evaluate_now else None)
             if stop:
@@ -132,7 +137,18 @@ def adapt_schedule(run: Run, batch: Any) -> dict[str, Any]:
     }
 
 
-def passes_to_evaluate(run: Run) -> list[Any]:
+def evaluate(
+    run: Run, held_out: list[Batch], passes: list[FeedbackPasses], trackers: list[Tracker], watcher: Watcher | None
+) -> dict[str, float]:
+    """Held-out losses by feedback passes, logged with the last step that was done."""
+    losses = validation_losses(run.model, held_out, passes, run.recipe.train.dtype)
+    log(trackers, run.step - 1, {"validation": losses})
+    if watcher:
+        watcher.evaluated(run, losses)
+    return losses
+
+
+def passes_to_evaluate(run: Run) -> list[FeedbackPasses]:
     """The recipe's feedback passes; plain reading alone before feedback has been switched on."""
     on = run.schedule.switch_on
     return run.recipe.evaluation.feedback_passes if on is not None and run.step > on else [0]
@@ -146,6 +162,7 @@ def step_values(run: Run, report: StepReport) -> dict[str, Any]:
         "objective": report.objective,
         **report.losses(),
         "gradient_norm": report.gradient_norm,
+        "loss_weight": run.schedule.loss_weight(run.step - 1),
         "matrix_lr": lr["normuon"],
         "adam_lr": lr["adam"],
         "tokens": run.tokens,

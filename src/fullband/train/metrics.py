@@ -87,7 +87,7 @@ class WeightsAndBiases:
         self._run = wandb.init(project="fullband", name=name, config=recipe, dir=str(folder), id=name, resume="allow")
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        self._run.log(values, step=step)
+        self._run.log(values, step=max(step, 0))  # -1 is before the first step, and no step here
 
     def close(self) -> None:
         self._run.finish()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from torch import nn
 
-from fullband.config import FeedbackConfig, Recipe
+from fullband.config import Recipe
 from fullband.data.loader import Loader, build_loader
 from fullband.feedback.schedule import PassSchedule
 from fullband.files import read_tensors, write_bytes
+from fullband.loading import LoadedModel
 from fullband.model import WEIGHTS, FullBandModel
 from fullband.optim.optimizer import Optimizer
-from fullband.presets import resolve_schedule, resolve_trunk
+from fullband.presets import resolve_schedule
 from fullband.train.checkpoint import OPTIMIZER, Checkpoints, checkpoint_name
 from fullband.train.milestones import Milestones
+from fullband.train.models import build_model, data_of, difference, feedback_of, model_identity
 
 RECIPE = "recipe.yaml"
 
@@ -30,12 +33,13 @@ class Run:
     recipe: Recipe
     folder: Path
     device: torch.device
-    model: FullBandModel
+    model: LoadedModel
     loader: Loader
     schedule: PassSchedule
     optimizer: Optimizer
     checkpoints: Checkpoints
     milestones: Milestones
+    notices: list[str] = field(default_factory=list)  # what differs from what the recipe might lead one to expect
     best: dict[str, Any] | None = None  # {"checkpoint": name, "validation_loss": nats} of the best one so far
     step: int = 0
     tokens: int = 0
@@ -52,7 +56,7 @@ class Run:
             "seed": self.recipe.seed,
             "data": self.loader.fingerprint(),
             "batch_rows": self.recipe.train.batch_rows,
-            "model": self.model.config.model_dump(),
+            "model": model_identity(self.model, self.recipe),
         }
 
     def is_finite(self) -> bool:
@@ -75,19 +79,19 @@ class Run:
             "best": self.best,
         }
         keep = self.recipe.train.keep_checkpoints
-        return self.checkpoints.save(self.step, self.model, self.loader.tokenizer, self.optimizer.state_dict(), training, self.best, keep)
+        return self.checkpoints.save(self.step, self.model, self.loader, self.optimizer.state_dict(), training, self.best, keep)
 
     def restore(self, checkpoint: Path) -> None:
         """Continue from `checkpoint`. Raises ValueError naming what differs if it belongs to another run, or the file that is damaged."""
         training = self.checkpoints.read_training(checkpoint)
         for what, before in training["identity"].items():
-            if before != self.identity[what]:
-                change = _difference(what, before, self.identity[what], "there", "in the recipe")
+            if change := difference(what, before, self.identity[what], "there", "in the recipe"):
                 raise ValueError(f"{checkpoint}: cannot resume with another {what} ({change})")
-        self.model.load_weights(checkpoint / WEIGHTS)
+        if isinstance(self.model, FullBandModel):  # others were made from the checkpoint
+            self.model.load_weights(checkpoint / WEIGHTS)
         self.optimizer.load_state_dict(read_tensors(checkpoint / OPTIMIZER))
         self.loader.load_state_dict(training["loader"])
-        self.schedule.load_state_dict(training["schedule"])
+        self.schedule.load_state_dict(training["schedule"], training["step"])
         self.milestones = Milestones.from_state(training["milestones"])
         self.best, self.step, self.tokens = training["best"], training["step"], training["tokens"]
         self.token_equivalent, self.executed_positions = training["token_equivalent"], training["executed_positions"]
@@ -108,49 +112,21 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
     if resume and not last:
         raise ValueError(f"{folder}: no checkpoint to resume from")
     device = resolve_device(recipe.train.device)
-    loader = build_loader(recipe.data, recipe.seed, recipe.train.batch_rows)
-    model = build_model(recipe, loader, fresh=not last).to(device)
-    schedule = PassSchedule(compiled_feedback(recipe), resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.seed)
+    loader = build_loader(data_of(recipe, last), recipe.seed, recipe.train.batch_rows)
+    model = build_model(recipe, loader, last)
+    nn.Module.to(model, device)
+    feedback = feedback_of(recipe, model)
+    schedule = PassSchedule(feedback, resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.seed)
     optimizer = Optimizer(model, recipe.optim, recipe.train.steps)
     run = Run(recipe, folder, device, model, loader, schedule, optimizer, checkpoints, Milestones())
+    if feedback.reuse != recipe.feedback.reuse:
+        run.notices.append("activation checkpointing of this trunk drops its cache: every pass reads whole rows, without prefix reuse")
     if last:
         run.restore(last)
+        if schedule.switched_on == run.step and run.step:
+            run.notices.append(f"feedback is switched on at step {run.step}, where the run resumes; the recipe's switch-on lies before it")
     write_recipe(recipe, folder)
     return run
-
-
-def build_model(recipe: Recipe, loader: Loader, fresh: bool = True) -> FullBandModel:
-    """The recipe's model: initialised from its seed, or with the weights of `initial_checkpoint`, which only a `fresh` run reads."""
-    trunk = resolve_trunk(recipe.model, loader.vocab_size)
-    if loader.vocab_size > trunk.vocab_size:
-        raise ValueError(f"model.trunk.vocab_size: {trunk.vocab_size} is smaller than the tokenizer's {loader.vocab_size}")
-    if recipe.data.length > trunk.context:
-        raise ValueError(f"data.length: rows of {recipe.data.length} do not fit the model's context of {trunk.context}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        model = FullBandModel(trunk, recipe.model.fusion)
-    if recipe.train.initial_checkpoint and fresh:
-        start = FullBandModel.load(recipe.train.initial_checkpoint)
-        if start.config != model.config:
-            change = _difference("model", start.config.model_dump(), model.config.model_dump(), "there", "in the recipe")
-            raise ValueError(f"{recipe.train.initial_checkpoint}: not the recipe's model ({change})")
-        model.load_state_dict(start.state_dict())
-    model.fusion.control = recipe.feedback.control
-    model.trunk.activation_checkpointing = recipe.train.activation_checkpointing
-    if recipe.train.compile:
-        # Few shapes, each compiled for itself: with symbolic ones torch 2.13 generates CPU code that does not compile.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-        for block in model.trunk.blocks:
-            block.compile(dynamic=False)
-    return model.train()
-
-
-def compiled_feedback(recipe: Recipe) -> FeedbackConfig:
-    """Where blocks are compiled, prefixes come in multiples of 64, or of an eighth of a long row: a new length is a new compilation."""
-    feedback, length = recipe.feedback, recipe.data.length
-    if recipe.train.compile and feedback.prefix_rounding == 1:
-        return feedback.model_copy(update={"prefix_rounding": max(min(64, length // 2), length // 8)})
-    return feedback
 
 
 def resolve_device(name: str, setting: str = "train.device") -> torch.device:
@@ -172,11 +148,3 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
         write_bytes(folder / RECIPE, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False).encode())
     except OSError as error:
         raise ValueError(f"{folder}: cannot write the run folder ({error.strerror})") from None
-
-
-def _difference(name: str, before: Any, now: Any, there: str, here: str) -> str:
-    """Every value that differs, by its name."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys = [key for key in before | now if before.get(key) != now.get(key)]
-        return ", ".join(_difference(str(key), before.get(key), now.get(key), there, here) for key in keys)
-    return f"{name}: {before} {there}, {now} {here}"

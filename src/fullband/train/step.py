@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullband.config import FeedbackConfig, TrainConfig
+from fullband.config import TrainConfig
 from fullband.data.batch import Batch
 from fullband.feedback.loss import PassLoss, multipass_loss
 from fullband.feedback.multipass import Jitter, multipass, multipass_reference
 from fullband.feedback.schedule import PassSchedule
-from fullband.model import FullBandModel
+from fullband.loading import LoadedModel
 
 
 @dataclass
@@ -47,12 +47,11 @@ class StepReport:
 
 
 def accumulate_gradients(
-    model: FullBandModel,
+    model: LoadedModel,
     batch: Batch,
     step: int,
     seed: int,
     schedule: PassSchedule,
-    feedback: FeedbackConfig,
     config: TrainConfig,
     z_loss: float,
 ) -> StepReport:
@@ -60,7 +59,7 @@ def accumulate_gradients(
 
     Every sum is divided once, by the step's number of scored targets, so the split into microbatches does not matter (law 9).
     """
-    passes = schedule.passes(step)
+    passes, feedback = schedule.passes(step), schedule.config
     device = model.trunk.head_weight.device
     rows_per_microbatch = config.microbatch_rows or batch.tokens.shape[0]
     scored = max(1, batch.counted)
@@ -75,12 +74,12 @@ def accumulate_gradients(
             outputs = run_passes(
                 model,
                 micro.tokens,
-                schedule.prefixes(step, index, passes, length, rows),
+                schedule.prefixes(step, index, passes, length, rows, micro.plain),
                 micro.positions,
                 single_document(micro.documents),
                 Jitter(feedback.jitter, seed, step, rows),
             )
-            loss = multipass_loss(outputs, model.trunk.head_weight, micro.targets, scored, feedback.loss_weight, z_loss)
+            loss = multipass_loss(outputs, model.trunk.head_weight, micro.targets, scored, schedule.loss_weight(step), z_loss)
         loss.objective.backward()
         report.objective += float(loss.objective.detach())
         report.executed_positions += sum(output.states.shape[0] * output.states.shape[1] for output in outputs)

@@ -1,0 +1,75 @@
+"""What a record of a jsonl file, a parquet table or a dataset is read as: one text, by a field or by a pattern of several."""
+
+from __future__ import annotations
+
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class RecordReader(ABC):
+    """How the text of a document is made of a record's fields.
+
+    setting      the recipe's key to change if a field is missing
+    fields       the fields that are read
+    texts_only   whether each of them must hold text
+    """
+
+    setting: str
+    fields: list[str]
+    texts_only: bool
+
+    @abstractmethod
+    def text(self, record: Mapping[str, Any], where: str) -> str:
+        """The document; empty for one to leave out. Raises ValueError that begins with `where`."""
+
+    def text_of_row(self, row: Mapping[str, Any], where: str) -> str:
+        """`text` for tables, where a null stands for a document that is not there."""
+        return "" if any(row.get(field, "") is None for field in self.fields) else self.text(row, where)
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What is read, in words that differ when the documents do."""
+
+    def value(self, record: Mapping[str, Any], field: str, where: str) -> Any:
+        """Raises ValueError naming the fields that are there."""
+        if field not in record:
+            raise ValueError(f"{where}: no field '{field}'; the fields there are {listed(record)} (set {self.setting})")
+        return record[field]
+
+    def text_value(self, record: Mapping[str, Any], field: str, where: str) -> str:
+        """Raises ValueError if the field is missing or holds no text."""
+        value = self.value(record, field, where)
+        if not isinstance(value, str):
+            raise ValueError(f"{where}: the field '{field}' holds {type(value).__name__}, not text (set {self.setting})")
+        return value.encode("utf-8", errors="replace").decode("utf-8")  # JSON can spell half a surrogate pair; no tokenizer takes it
+
+
+class TextRecords(RecordReader):
+    """The text of one field, or of a pattern such as "{question}\\n{answer}"."""
+
+    setting = "data.source.text_field"
+    texts_only = True
+
+    def __init__(self, field: str):
+        """Raises ValueError for a pattern with an unpaired brace."""
+        try:
+            named = [name for _, name, _, _ in string.Formatter().parse(field) if name]
+        except ValueError as error:
+            raise ValueError(f"{self.setting}: '{field}' is not a pattern of fields ({error})") from None
+        self.pattern = field if named else None
+        self.fields = list(dict.fromkeys(named)) or [field]
+
+    def text(self, record: Mapping[str, Any], where: str) -> str:
+        values = {field: self.text_value(record, field, where) for field in self.fields}
+        return values[self.fields[0]] if self.pattern is None else self.pattern.format_map(values)
+
+    def describe(self) -> str:
+        return f"field {self.pattern or self.fields[0]}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """A few names, in words."""
+    names = list(names)
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") if names else "none"

@@ -1,0 +1,88 @@
+"""Typed sections that accept no unknown key, and what is wrong with one in a single line that names the nearest known key."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def parse(schema: type[Schema], raw: Any, where: str) -> Schema:
+    """Validate `raw` against `schema`; ValueError in one line naming `where`, the key and the nearest known key."""
+    try:
+        return schema.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {_first_problem(schema, raw, error)}") from None
+
+
+def _first_problem(schema: type[BaseModel], raw: Any, error: ValidationError) -> str:
+    """The problem to mend first, in words. Where a value may be one of several kinds, the kind that it came nearest to speaks."""
+    located = [(_location(raw, problem), problem) for problem in error.errors()]
+    deeper = {place[:n] for place, _ in located for n in range(len(place))}
+    problems = [(place, p) for place, p in located if len(p["loc"]) == len(place) or place not in deeper]
+    place, problem = next((found for found in problems if found[1]["type"] == "extra_forbidden"), problems[0])
+    key = ".".join(place) or "recipe"
+    others = len({other for other, _ in problems}) - 1
+    more = f" (and {others} more)" if others else ""
+    if problem["type"] == "extra_forbidden":
+        nearest = difflib.get_close_matches(place[-1], _keys_at(schema, [str(part) for part in problem["loc"][:-1]]), n=1, cutoff=0.0)
+        return f"{key}: unknown key" + (f"; did you mean '{nearest[0]}'?" if nearest else "") + more
+    if problem["type"] == "missing":
+        return f"{key}: required, but not given{more}"
+    message = " or ".join(
+        _message(p) if n == 0 else _message(p).removeprefix("input should be ")
+        for n, p in enumerate(p for other, p in problems if other == place)
+    )
+    given = problem.get("input")
+    shown = f" (given: {given!r})" if given is None or isinstance(given, (str, int, float, bool)) else ""
+    return f"{key}: {message}{shown}{more}"
+
+
+def _message(problem: Any) -> str:
+    if problem["type"] == "model_type":
+        return "input should be a section of keys"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{message[0].lower()}{message[1:]}"
+
+
+def _location(raw: Any, problem: Any) -> tuple[str, ...]:
+    """The path of a problem as the recipe's author wrote it: the schema's names for the branches of a union are left out."""
+    place: list[str] = []
+    parts = problem["loc"]
+    for n, part in enumerate(parts):
+        missing = n == len(parts) - 1 and problem["type"] == "missing"
+        if isinstance(raw, dict) and (part in raw or missing):
+            raw = raw.get(part)
+        elif isinstance(raw, (list, tuple)) and isinstance(part, int) and part < len(raw):
+            raw = raw[part]
+        else:
+            continue
+        place.append(str(part))
+    return tuple(place)
+
+
+def _keys_at(schema: type[BaseModel], path: list[str]) -> list[str]:
+    """Known keys of the section at `path`; a discriminated union's branch is named by its kind in the path."""
+    sections: list[type[BaseModel]] = [schema]
+    for part in path:
+        below = [m for s in sections if part in s.model_fields for m in _models_in(s.model_fields[part].annotation)]
+        if below:
+            sections = below
+        else:
+            kinds = [s for s in sections if "kind" in s.model_fields and s.model_fields["kind"].default == part]
+            sections = kinds or sections
+    return [name for s in sections for name in s.model_fields]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for a in get_args(annotation) for m in _models_in(a)]

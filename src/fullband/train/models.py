@@ -1,0 +1,195 @@
+"""The model of a recipe: new, made from a Hugging Face model or a saved one, or as a checkpoint left it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from fullband.config import DataConfig, FeedbackConfig, ModelConfig, Recipe
+from fullband.data.batch import PADDING
+from fullband.data.loader import Loader
+from fullband.files import verify_manifest
+from fullband.loading import LoadedModel
+from fullband.model import FullBandModel, is_converted, read_json_config, resolve_model_folder
+from fullband.presets import extend_context, resolve_trunk
+
+LENGTHS = ("context", "rope_base", "rope")  # of a trunk's shape: what may differ from the checkpoint that a run starts from
+
+
+def model_origin(recipe: Recipe) -> str | None:
+    """The folder or hub id that brings the recipe's shape, or None if the recipe says it."""
+    if recipe.model.preset or recipe.model.trunk:
+        return None
+    return recipe.train.initial_checkpoint or recipe.model.source
+
+
+def data_of(recipe: Recipe, checkpoint: Path | None = None) -> DataConfig:
+    """The recipe's data; the tokenizer comes with the model where the recipe names none, or with the `checkpoint` it has come to.
+
+    Raises ValueError if there is no such model.
+    """
+    origin = model_origin(recipe)
+    if recipe.data.tokenizer != "auto":
+        return recipe.data
+    folder = None if origin is None else checkpoint or _tokenizer_folder(origin)
+    return recipe.data.model_copy(update={"tokenizer": "bytes" if folder is None else str(folder)})
+
+
+def _tokenizer_folder(origin: str) -> Path:
+    if Path(origin).is_dir():
+        return resolve_model_folder(origin)
+    from fullband.hf.source import find_source
+
+    return find_source(origin).folder
+
+
+def build_model(recipe: Recipe, loader: Loader, checkpoint: Path | None = None) -> LoadedModel:
+    """The recipe's model, ready to train: as `checkpoint` left it, or for a fresh run (None) initialised from its seed, converted from its
+    source, or with the weights of `train.initial_checkpoint`.
+
+    Raises ValueError if it does not fit the recipe's data or settings.
+    """
+    origin = model_origin(recipe)
+    model: LoadedModel
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        if origin is None:
+            model = _native(recipe, loader, checkpoint)
+        elif checkpoint is not None:
+            model = _saved(checkpoint, ModelConfig())
+        else:
+            model = _from_origin(origin, recipe, loader)
+    trunk = model.trunk
+    if loader.vocab_size > trunk.vocab_size:
+        raise ValueError(f"model.trunk.vocab_size: {trunk.vocab_size} is smaller than the tokenizer's {loader.vocab_size}")
+    if recipe.data.length > trunk.context:
+        raise ValueError(f"data.length: rows of {recipe.data.length} do not fit the model's context of {trunk.context}")
+    if recipe.data.packing and not trunk.crops:
+        raise ValueError("data.packing: the model has recurrent layers, which read one document a row; set data.packing=false")
+    model.fusion.control = recipe.feedback.control
+    if isinstance(model, FullBandModel):
+        _prepare_native(model, recipe)
+    else:
+        _prepare_huggingface(model, recipe)
+    return model.train()
+
+
+def save_model(model: LoadedModel, folder: Path) -> None:
+    """Write the model's files into `folder`, flushed to disk. Raises OSError if they cannot be written."""
+    if isinstance(model, FullBandModel):
+        model.save(folder)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    for path in folder.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def feedback_of(recipe: Recipe, model: LoadedModel) -> FeedbackConfig:
+    """The recipe's feedback as this model can train it: without prefix reuse where the trunk cannot be read in pieces."""
+    feedback = compiled_feedback(recipe)
+    return feedback.model_copy(update={"reuse": feedback.reuse and model.trunk.reuses})
+
+
+def compiled_feedback(recipe: Recipe) -> FeedbackConfig:
+    """Where blocks are compiled, prefixes come in multiples of 64, or of an eighth of a long row: a new length is a new compilation."""
+    feedback, length = recipe.feedback, recipe.data.length
+    if recipe.train.compile and feedback.prefix_rounding == 1:
+        return feedback.model_copy(update={"prefix_rounding": max(min(64, length // 2), length // 8)})
+    return feedback
+
+
+def model_identity(model: LoadedModel, recipe: Recipe) -> dict[str, Any]:
+    """What a resumed run's model must have in common with the one that was stopped."""
+    if isinstance(model, FullBandModel):
+        return model.config.model_dump()
+    return recipe.model.model_dump(mode="json") | {"fusion": model.config.fusion}
+
+
+def difference(name: str, before: Any, now: Any, there: str, here: str) -> str:
+    """Every value that differs, by its name; empty if none does. A key that is missing is one whose value is None."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        found = [difference(str(key), before.get(key), now.get(key), there, here) for key in before | now]
+        return ", ".join(part for part in found if part)
+    return "" if before == now else f"{name}: {before} {there}, {now} {here}"
+
+
+def _native(recipe: Recipe, loader: Loader, checkpoint: Path | None) -> FullBandModel:
+    model = FullBandModel(resolve_trunk(recipe.model, loader.vocab_size), recipe.model.fusion_name)
+    if checkpoint is not None:
+        return model  # `Run.restore` reads the weights, once it has compared the runs
+    if recipe.train.initial_checkpoint:
+        start = FullBandModel.load(recipe.train.initial_checkpoint)
+        before, now = start.config.model_dump(), model.config.model_dump()
+        for key in LENGTHS:
+            now["trunk"][key] = before["trunk"][key]
+        if change := difference("model", before, now, "there", "in the recipe"):
+            raise ValueError(f"{recipe.train.initial_checkpoint}: not the recipe's model ({change})")
+        model.load_state_dict(start.state_dict())
+    return model
+
+
+def _from_origin(origin: str, recipe: Recipe, loader: Loader) -> LoadedModel:
+    """A saved model as it is, or a Hugging Face causal LM with a fusion attached, its fused inputs scaled to the training text."""
+    place = resolve_model_folder(origin) if Path(origin).is_dir() else None
+    if place and read_json_config(place).get("model_type") == "fullband":
+        model = _saved(place, recipe.model)
+        if recipe.model.fusion not in (None, model.config.fusion):
+            raise ValueError(f"{origin}: its fusion is {model.config.fusion}, the recipe's model.fusion is {recipe.model.fusion}")
+        return model
+    from fullband.hf.convert import attach
+    from fullband.hf.source import find_source, load_source
+    from fullband.train.rope import extend_source
+
+    lm = load_source(find_source(place or origin), torch.float32, lambda config: extend_source(config, recipe.model))
+    converted: Any = attach(lm, fusion=recipe.model.fusion_name)
+    state = loader.state_dict()
+    batch = loader.next_batch()
+    loader.load_state_dict(state)
+    converted.trunk.calibrate(batch.tokens[batch.documents != PADDING])
+    return cast(LoadedModel, converted)
+
+
+def _saved(folder: Path, extension: ModelConfig) -> LoadedModel:
+    """The model of a full-band model folder, with its context extended."""
+    verify_manifest(folder)
+    if not is_converted(folder):
+        start = FullBandModel.load(folder)
+        trunk = extend_context(start.config.trunk, extension)
+        model = FullBandModel(trunk, start.config.fusion)
+        model.load_state_dict(start.state_dict())
+        return model
+    from fullband.hf.convert import load_converted
+    from fullband.train.rope import extend_source
+
+    return load_converted(folder, torch.float32, lambda config: extend_source(config.trunk_config, extension))
+
+
+def _prepare_native(model: FullBandModel, recipe: Recipe) -> None:
+    model.trunk.activation_checkpointing = recipe.train.activation_checkpointing
+    if recipe.train.compile:
+        # Few shapes, each compiled for itself: with symbolic ones torch 2.13 generates CPU code that does not compile.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        for block in model.trunk.blocks:
+            block.compile(dynamic=False)
+
+
+def _prepare_huggingface(model: Any, recipe: Recipe) -> None:
+    """Dropout is switched off: with it, a prefix that is read once would not be the prefix that is read again."""
+    if recipe.train.compile:
+        raise ValueError("train.compile: a Hugging Face trunk is trained without; set it to false")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    if recipe.train.activation_checkpointing:
+        lm: Any = model.trunk.lm
+        newer = hasattr(lm, "activation_checkpointing_enable")  # its name from transformers 5.2x on
+        (lm.activation_checkpointing_enable if newer else lm.gradient_checkpointing_enable)({"use_reentrant": False})

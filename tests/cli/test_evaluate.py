@@ -1,0 +1,217 @@
+"""`fullband evaluate` and `fullband compare`: a whole evaluation on small data, resumed, in shards, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.commands import Trained, checkpoint_of, fullband, refused
+
+SUMS = [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(6)]
+ARC = [
+    {"id": str(i), "question": f"{i}?", "choices": {"text": ["yes", "no"], "label": ["A", "B"]}, "answerKey": "AB"[i % 2]} for i in range(6)
+]
+
+
+def write_data(folder: Path, name: str, rows: list[dict[str, Any]], splits: tuple[str, ...], configuration: str = "default") -> None:
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    for split in splits:
+        (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    files = "".join(f"  - split: {split}\n    path: {split}.jsonl\n" for split in splits)
+    text = f"---\nconfigs:\n- config_name: {configuration}\n  data_files:\n{files}---\n"
+    (folder / name / "README.md").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def offline() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("HF_DATASETS_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder, "arc_easy", ARC, ("train", "validation", "test"), "ARC-Easy")
+    write_data(folder, "gsm8k", SUMS, ("train", "test"), "main")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def arguments(text_run: Trained, data: Path) -> list[Any]:
+    """Two tasks in every way; answers of few tokens."""
+    return [
+        "evaluate", text_run.folder, "arc_easy", "gsm8k", "--data-dir", data, "--limit", 4, "--shots", 1,
+        "--feedback-passes", "0,1,exact,soft", "--modes", "standard,fused", "--max-new-tokens", 8, "--device", "cpu",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(arguments: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    done = fullband(*arguments, "-o", folder, "--json")
+    assert done.code == 0, done.err
+    assert done.json == json.loads((folder / "results.json").read_text())
+    return folder
+
+
+def test_results(whole: Path, text_run: Trained) -> None:
+    found = json.loads((whole / "results.json").read_text())
+    assert found["smoke_test"] is True
+    assert len(found["model"]["weights"]) == 64
+    assert {"fullband", "torch", "lm_eval"} <= found["versions"].keys()
+    task = found["tasks"]["arc_easy"]
+    assert (task["documents"], task["shots"], task["metric"]) == (4, 1, "acc_norm")
+    assert list(task["readings"]) == ["0", "1", "exact", "soft"]
+    assert [one["second"] for one in task["differences"]] == ["1", "exact", "soft"]
+    assert task["readings"]["0"]["value"] in (0, 0.25, 0.5, 0.75, 1)
+    assert task["data_hash"] and task["prompt_hash"] and task["seconds"] > 0
+    answers = found["generative"]["gsm8k"]
+    assert answers["problems"] == 4 and list(answers["modes"]) == ["standard", "fused"]
+    assert answers["modes"]["fused"]["feedback_passes"] == 1
+    rollouts = [json.loads(line) for line in (whole / "rollouts.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 8 and all(record["rollouts"][0]["tokens"] <= 8 for _, record in rollouts)
+
+
+def test_reports(whole: Path) -> None:
+    text, page = (whole / "report.md").read_text(), (whole / "report.html").read_text()
+    for report in (text, page):
+        assert "Smoke test" in report and "Accuracy by feedback passes".lower() in report.lower()
+        assert "GSM8K" in report and "the modes side by side" in report
+    assert "http" not in page.replace("http://www.w3.org", "") and "<svg" in page and "$" not in page.split("<style>")[0]
+    assert (whole / "figure-5.svg").is_file() and "![free-form scores by mode](figure-5.svg)" in text
+
+
+def test_a_finished_evaluation_is_not_run_again(whole: Path, arguments: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (whole / "results.json").read_bytes()
+    monkeypatch.setattr("fullband.evaluate.run.score_benchmark", lambda *asked: pytest.fail("scored again"))
+    monkeypatch.setattr("fullband.evaluate.run.roll_out", lambda *asked: pytest.fail("answered again"))
+    done = fullband(*arguments, "-o", whole)
+    assert done.code == 0 and f"going on with {whole}" in done.err.replace("\n", "")
+    assert (whole / "results.json").read_bytes() == before
+
+
+def test_an_interrupted_evaluation_goes_on(whole: Path, arguments: list[Any], tmp_path: Path) -> None:
+    """Without its last finished task and half of its scores and answers, it ends with the same numbers."""
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    for name, kept in (("tasks", 0), ("documents", 0), ("scores", 3), ("rollouts", 3), ("grades", 1)):
+        lines = (part / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (part / f"{name}.jsonl").write_text("".join(lines[:kept]))
+    assert fullband(*arguments, "-o", part).code == 0
+    assert numbers(part) == numbers(whole)
+
+
+def test_shards_become_one(whole: Path, arguments: list[Any], tmp_path: Path) -> None:
+    folder = tmp_path / "sharded"
+    assert fullband(*arguments, "-o", folder, "--shard", "1/2").code == 0
+    assert "of 2 shards 2 is missing" in refused("compare", folder)
+    assert fullband(*arguments, "-o", folder, "--shard", "2/2").code == 0
+    assert fullband("compare", folder).code == 0
+    assert numbers(folder) == numbers(whole)
+
+
+def numbers(folder: Path) -> Any:
+    """All but times, and hashes of prompts, of which each shard has its own."""
+    found = json.loads((folder / "results.json").read_text())
+    for task in (*found["tasks"].values(), *found["generative"].values()):
+        del task["seconds"], task["prompt_hash"]
+    return found["tasks"], found["generative"], found["mean"]
+
+
+def test_runs_side_by_side(whole: Path, arguments: list[Any], tmp_path: Path) -> None:
+    done = fullband("compare", whole, whole, "--json")
+    rows = done.json["rows"]
+    assert [row["benchmark"] for row in rows] == ["arc_easy"] * 8 + ["gsm8k"] * 4
+    assert all(row["difference"]["value"] == 0 for row in rows[1::2])
+    assert "Smoke test: runs side by side" in fullband("compare", whole, whole).out
+
+
+def test_a_baseline_stands_beside_the_plain_reading(text_run: Trained, data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    asked = ["evaluate", text_run.folder, "arc_easy", "--data-dir", data, "--limit", 4, "--baseline", text_run.folder, "-o", folder]
+    done = fullband(*asked, "--device", "cpu", "--json")
+    task = done.json["tasks"]["arc_easy"]
+    assert task["baseline"]["value"] == task["readings"]["0"]["value"]  # it is the same model
+    assert (task["differences"][-1]["first"], task["differences"][-1]["second"]) == ("baseline", "0")
+    assert "baseline" in (folder / "report.md").read_text()
+
+
+def test_dry_run_prints_prompts_and_reads_no_model(arguments: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullband.loading.load_model", lambda *asked, **more: pytest.fail("read the model"))
+    done = fullband(*arguments, "--dry-run")
+    assert "Question: 0?\nAnswer:" in done.out and "→ ' yes'" in done.out and "Question: What is 0 + 1?" in done.out
+    first = fullband(*arguments, "--dry-run", "--json").json[0]
+    assert first["task"] == "arc_easy" and first["continuations"] == [" yes", " no"] and first["tokens"] > 20
+
+
+def no_split(folder: Path) -> list[Any]:
+    write_data(folder / "data", "arc_easy", ARC, ("train",), "ARC-Easy")
+    return ["arc_easy", "--data-dir", folder / "data"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (lambda folder: ["arc_esy"], "unknown task 'arc_esy'; did you mean arc_easy"),
+        (lambda folder: ["mmlu_stem"], "'mmlu_stem' is a group of tasks"),
+        (lambda folder: ["--suite", "paper"], "unknown suite 'paper' (known: paper-mc, paper-0shot, gsm8k, math500, humaneval, mbpp)"),
+        (lambda folder: [], "there is nothing to evaluate: name a task or a suite"),
+        (no_split, "arc_easy asks questions of the split 'test', which is not there (there are: train)"),
+        (lambda folder: ["arc_easy", "--data-dir", folder / "none"], "none: no such folder of data"),
+        (lambda folder: ["arc_easy", "--data-dir", folder], "no data for arc_easy: a folder named arc_easy"),
+        (lambda folder: ["arc_easy", "--feedback-passes", "few"], "--feedback-passes: 'few' is not 0, 1, 2"),
+        (lambda folder: ["gsm8k", "--modes", "hard"], "unknown mode 'hard'"),
+        (lambda folder: ["gsm8k", "--prompts", "long"], "--prompts: 'long' is neither base nor chat"),
+        (lambda folder: ["gsm8k", "--shard", "3/2"], "a shard is i/n with 1 ≤ i ≤ n, not 3/2"),
+        (lambda folder: ["gsm8k", "--k", "11"], "Pass@11 needs at least 11 rollouts"),
+        (lambda folder: ["gsm8k", "--temperatures", "0"], "temperatures of rollouts are above 0"),
+    ],
+)
+def test_one_line(text_run: Trained, tmp_path: Path, more: Callable[[Path], list[Any]], expected: str) -> None:
+    assert expected in refused("evaluate", text_run.folder, *more(tmp_path), "-o", tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.jsonl"))
+
+
+def test_a_model_without_tokenizer(text_run: Trained, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint_of(text_run.folder), model)
+    for path in model.glob("*tokenizer*"):
+        path.unlink()
+    assert f"{model}: no tokenizer in this folder" in refused("evaluate", model, "arc_easy")
+
+
+def test_a_folder_that_cannot_be_written(text_run: Trained, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = refused("evaluate", text_run.folder, "arc_easy", "--data-dir", data, "-o", tmp_path / "file" / "out")
+    assert str(tmp_path / "file") in line
+
+
+def test_a_folder_with_another_evaluation(whole: Path, arguments: list[Any]) -> None:
+    assert "holds an evaluation with another limit" in refused(*arguments, "--limit", 3, "-o", whole)
+
+
+def test_comparing_what_is_no_evaluation(tmp_path: Path) -> None:
+    assert f"{tmp_path}: no evaluation there" in refused("compare", tmp_path)
+
+
+def test_lm_eval_knows_the_model(text_run: Trained, tmp_path: Path) -> None:
+    """Through lm-eval's own command, on a task that is defined in a folder."""
+    rows = "".join(json.dumps({"text": f"{i} is", "more": f" {i}"}) + "\n" for i in range(3))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    task = {
+        "task": "counting", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}},
+        "output_type": "multiple_choice", "test_split": "test", "doc_to_text": "{{text}}", "doc_to_target": 0,
+        "doc_to_choice": "{{[more, ' x']}}", "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
+    (tmp_path / "counting.yaml").write_text(json.dumps(task))
+    model = f"pretrained={text_run.folder},mode=fused,feedback_passes=2,device=cpu"
+    asked = ["lm-eval", "run", "--model", "fullband", "--model_args", model, "--tasks", tmp_path / "counting.yaml", "--batch_size", "2"]
+    done = fullband(*asked)
+    assert done.code == 0 and "counting" in done.out and "acc" in done.out

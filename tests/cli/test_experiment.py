@@ -1,0 +1,115 @@
+"""`fullband experiment`: a small grid from list to report, stopped and gone on with, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.commands import fullband, refused
+from experiments.grids import write_grid
+
+CELLS = [{"name": "fed"}, {"name": "plain", "set": {"feedback.schedule": "none"}, "equal": {"cell": "fed", "by": "token-equivalent"}}]
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished grid of two cells with three seeds: folders runs and results beside toy.yaml."""
+    folder = tmp_path_factory.mktemp("grid")
+    path = write_grid(folder)
+    done = fullband("experiment", path, "--runs", folder / "runs", "-o", folder / "results", "--json")
+    assert done.code == 0, done.err
+    assert done.json == json.loads((folder / "results" / "result.json").read_text())
+    return folder
+
+
+def arguments(folder: Path) -> list[str | Path]:
+    return ["experiment", folder / "toy.yaml", "--runs", folder / "runs", "-o", folder / "results"]
+
+
+def test_the_report(grid: Path) -> None:
+    from matplotlib.image import imread
+
+    results = grid / "results"
+    assert {path.name for path in results.iterdir()} == {"README.md", "result.json", "summary.png", "summary.svg", "logs"}
+    assert {path.name for path in (results / "logs").iterdir()} == {f"{cell}-seed-{n}" for cell in ("fed", "plain") for n in range(3)}
+    assert {path.name for path in (results / "logs" / "fed-seed-1").iterdir()} == {"recipe.yaml", "metrics.jsonl", "cell.json"}
+    text = (results / "README.md").read_text()
+    assert text.startswith("# A toy\n") and "| fed | exact, zeroed | 3 (0, 1, 2) |" in text and "## Compute spent" in text
+    assert str(grid) not in text
+    assert imread(results / "summary.png").shape[1] > 800
+
+
+def test_what_is_finished_is_not_run_again(grid: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (grid / "runs").rglob("*") if path.is_file()}
+    done = fullband(*arguments(grid))
+    assert done.code == 0 and "training" not in done.err and "fed, exact minus plain, plain: 3: " in done.out
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_dry_run_says_what_would_be_done(grid: Path, tmp_path: Path) -> None:
+    plan = fullband(*arguments(grid), "--dry-run", "--json").json["jobs"]
+    assert len(plan) == 6 and {job["state"] for job in plan} == {"finished"}
+    fed, plain = plan[:2]
+    assert (fed["steps"], plain["cell"]) == (20, "plain") and plain["steps"] > 20
+    assert plain["expected"]["token_equivalent"] == pytest.approx(fed["expected"]["token_equivalent"], rel=0.05)
+    table = fullband("experiment", write_grid(tmp_path), "--runs", tmp_path / "runs", "--dry-run", "--seeds", "1")
+    assert "fed, seed 1" in table.out and "fed, seed 0" not in table.out and "not begun" in table.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_some_seeds_are_a_smoke_test(tmp_path: Path) -> None:
+    write_grid(tmp_path)
+    done = fullband(*arguments(tmp_path), "--seeds", "0", "--cells", "fed")
+    assert done.code == 0 and "Smoke test" in done.out and "not run: fed, seed 1; fed, seed 2; plain, seed 0" in " ".join(done.out.split())
+    assert (tmp_path / "results" / "README.md").read_text().startswith("# Smoke test: A toy")
+    again = fullband(*arguments(tmp_path), "--report", "--json").json
+    assert again["smoke_test"] and again["comparisons"] == []
+
+
+def test_a_signal_stops_it_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullband.cli.progress import TrainingProgress
+
+    write_grid(tmp_path, cells=CELLS[:1], comparisons=[])
+    stepped = TrainingProgress.stepped
+
+    def interrupted(self: Any, run: Any, values: dict[str, Any]) -> None:
+        stepped(self, run, values)
+        if run.step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingProgress, "stepped", interrupted)
+        stopped = fullband(*arguments(tmp_path), "--seeds", "0")
+    assert stopped.code == 143 and "continue with: fullband experiment" in stopped.err and not (tmp_path / "results").exists()
+    done = fullband(*arguments(tmp_path), "--seeds", "0", "--json")
+    assert done.code == 0 and "resuming" in done.err and done.json["cells"][0]["resumed"]
+
+
+def test_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert {"s3", "fusion-s3"} <= {found["name"] for found in fullband("experiment", "--list", "--json").json}
+    assert "S3: fusions, controls, prefix mixin" in fullband("experiment", "--list").out
+    monkeypatch.chdir(tmp_path)
+    assert "no such folder" in refused("experiment", "--list")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seeds", "7"], "--seeds: toy has no '7' (it has 0, 1, 2)"),
+        (["--cells", "fad"], "--cells: toy has no 'fad'"),
+        (["--report"], "no cell is finished yet"),
+    ],
+)
+def test_refusals(words: list[str], said: str, tmp_path: Path) -> None:
+    write_grid(tmp_path)
+    assert said in refused(*arguments(tmp_path), *words)
+
+
+def test_without_a_name() -> None:
+    assert "--list shows them" in refused("experiment")

@@ -1,0 +1,60 @@
+"""What a record is read as: a field, or a pattern of several; and rows of one document each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullband.config import DataConfig, FilesSource
+from fullband.data import IGNORE, build_loader
+from fullband.data.files import Files
+from fullband.data.records import TextRecords
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps({"question": f"q{i}?", "answer": "a" * i}) + "\n" for i in range(30)), encoding="utf-8")
+    return path
+
+
+def test_a_pattern_of_fields(questions: Path, tmp_path: Path) -> None:
+    source = Files(FilesSource(paths=[str(questions)], validation_fraction=0, text_field="{question}\n{answer}"))
+    assert [text for _, text in source.documents("train")][:3] == ["q0?\n", "q1?\na", "q2?\naa"]
+    assert source.fingerprint() != Files(FilesSource(paths=[str(questions)], validation_fraction=0, text_field="question")).fingerprint()
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"answer": ["yes", None, "no"], "question": ["a", "b", "c"], "other": [1, 2, 3]})
+    parquet.write_table(table, tmp_path / "questions.parquet")
+    source = Files(FilesSource(paths=[str(tmp_path / "questions.parquet")], validation_fraction=0, text_field="{question}: {answer}"))
+    assert [(cursor, text) for cursor, text in source.documents("train")] == [((0, 0), "a: yes"), ((0, 2), "c: no")]
+
+
+def test_bad_patterns_and_fields_are_named(questions: Path) -> None:
+    with pytest.raises(ValueError, match=r"data.source.text_field: '\{question' is not a pattern of fields"):
+        TextRecords("{question")
+    missing = Files(FilesSource(paths=[str(questions)], validation_fraction=0, text_field="{question} {reply}"))
+    with pytest.raises(ValueError, match=r"questions.jsonl:1: no field 'reply'; the fields there are question, answer"):
+        next(missing.documents("train"))
+
+
+def test_rows_of_one_document(questions: Path) -> None:
+    """A document that is longer than a row goes on in the next; its last target there is still the true next token."""
+    data = {"source": {"kind": "files", "paths": [str(questions)], "validation_fraction": 0.2, "text_field": "answer"}}
+    loader = build_loader(DataConfig.model_validate(data | {"length": 8, "packing": False, "shuffle_documents": 4}), 0, 3)
+    states, batches = [], []
+    for _ in range(25):
+        states.append(loader.state_dict())
+        batches.append(loader.next_batch())
+    for batch in (*batches, *loader.validation_batches(99, 99)):
+        held = batch.documents >= 0
+        assert (batch.documents[held] == 0).all() and torch.equal(held.long().cumsum(1)[held] - 1, batch.positions[held])
+        assert (held.long().diff(dim=1) <= 0).all(), "padding stands on the right"
+        end = batch.tokens == 256
+        assert torch.equal(batch.targets[held & ~end] != IGNORE, torch.ones(int((held & ~end).sum()), dtype=torch.bool))
+        assert (batch.targets[~held] == IGNORE).all() and (batch.targets[held & end] == IGNORE).all()
+    assert any((batch.documents < 0).any() for batch in batches) and any((batch.documents[:, -1] == 0).any() for batch in batches)
+    loader.load_state_dict(states[7])
+    assert torch.equal(loader.next_batch().tokens, batches[7].tokens)
