@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from fullband.decode.ahead import score
 from fullband.hf import FullBandForCausalLM, attach
+from hf.sources import write_source
 
 SHAPE = dict(
     vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8
@@ -66,6 +69,20 @@ def test_trainer_follows_the_schedule_and_resumes_where_it_was(tmp_path):
     assert found[-3:] == expected[-3:]
     for a, b in zip(straight.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_page_on_trainers_runs(tmp_path):
+    """docs/trainers.md, on a tiny model in place of the one on the hub."""
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    write_source(tmp_path / "source")
+    (tmp_path / "README.md").write_text("a line of text that is longer than forty characters, for sure\n" * 4, encoding="utf-8")
+    script = block.replace("HuggingFaceTB/SmolLM2-135M-Instruct", "source").replace("report_to=[]", "report_to=[], use_cpu=True")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    tuned = FullBandForCausalLM.from_pretrained(tmp_path / "smollm2-tuned")
+    assert int(tuned.progress.step) == 20 and tuned.fusion.state.weight.abs().sum() > 0
 
 
 @pytest.mark.parametrize("packing", [None, "packed", "padding_free"])
