@@ -65,7 +65,7 @@ BAD = {
     "too small": ({"train.steps": 0}, "train.steps: input should be greater than 0 (given: 0)"),
     "not a choice": (
         {"feedback.prefix": "sometimes"},
-        "feedback.prefix: input should be 'uniform', 'per-row', 'answer' or 'off' (given: 'sometimes')",
+        "feedback.prefix: input should be 'uniform', 'shared', 'per-row', 'answer' or 'off' (given: 'sometimes')",
     ),
     "K < 1": (
         {"feedback.schedule": [{"fraction": 1, "passes": {0: 1}}]},

@@ -107,7 +107,7 @@ def without(folder: Path, weight: str) -> None:
         ("converted", lambda folder: without(folder, "fusion.state.weight"), "weight 'fusion.state.weight' is missing"),
         ("converted", lambda folder: edited(folder, fusion="sum"), "'sum'"),
         ("converted", lambda folder: edited(folder, model_type="quantum"), "a plain 'quantum' checkpoint"),
-        ("converted", lambda folder: edited(folder, model_type=None), "not a model's"),
+        ("converted", lambda folder: edited(folder, model_type=None), "not a fullband model"),
         ("converted", lambda folder: (folder / "config.json").write_text("[]"), "not a fullband model"),
         ("converted", lambda folder: (folder / "config.json").unlink(), "not a model folder"),
         ("converted", lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "model.safetensors"),

@@ -75,7 +75,7 @@ def test_without_a_manifest_damage_is_still_one_line(saved):
     for content, expected in (
         ("{", "not readable as JSON"),
         ("[]", "not a fullband model"),
-        ('{"model_type": "llama"}', "model_type is 'llama'"),
+        ('{"model_type": "llama"}', "a plain 'llama' checkpoint"),
     ):
         (folder / "config.json").write_text(content)
         assert expected in refusal(folder) and str(folder / "config.json") in refusal(folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
-from fullband.model import CONFIG, FullBandModel, is_converted, read_json_config, resolve_model_folder
+from fullband.model import FullBandModel, is_converted, not_ours, read_json_config, resolve_model_folder
 
 if TYPE_CHECKING:
     from fullband.hf.model import FullBandForCausalLM
@@ -35,10 +35,7 @@ def load_model(
     if config.get("model_type") != "fullband":
         if plain:
             return _load_plain(place, device, dtype)
-        kind = config.get("model_type")
-        found = f"a plain '{kind}' checkpoint, without a fusion" if kind else "not a model's"
-        convert = f"; convert it first: fullband convert {folder} -o DIR" if kind else ""
-        raise ValueError(f"{place / CONFIG}: {found}{convert}")
+        raise not_ours(place, config)
     if is_converted(place):
         from fullband.hf.convert import load_converted
 

@@ -101,13 +101,21 @@ def read_config(folder: Path) -> SavedConfig:
     """config.json of an App. A model's folder. Raises ValueError naming the file."""
     path, raw = folder / CONFIG, read_json_config(folder)
     if raw.get("model_type") != "fullband":
-        kind = raw.get("model_type")
-        raise ValueError(f"{path}: not a fullband model" + (f" (model_type is '{kind}')" if kind else ""))
+        raise not_ours(folder, raw)
     if is_converted(folder):
         raise ValueError(f"{path}: a converted Hugging Face model, not an App. A one; fullband.load_model reads both")
     if "transformers_version" in raw:  # an exported model: transformers adds keys of its own
         raw = {key: raw[key] for key in SavedConfig.model_fields if key in raw}
     return parse(SavedConfig, raw, str(path))
+
+
+def not_ours(folder: Path, config: dict[str, Any]) -> ValueError:
+    """What to say of a model folder that is another library's."""
+    kind = config.get("model_type")
+    if not kind:
+        return ValueError(f"{folder / CONFIG}: not a fullband model")
+    convert = f"convert it first: fullband convert {folder} -o DIR"
+    return ValueError(f"{folder / CONFIG}: a plain '{kind}' checkpoint, without a fusion; {convert}")
 
 
 def read_json_config(folder: Path) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def test_a_model_folder_that_is_none(command: list[str], tmp_path: Path) -> None
 
     assert "not a model folder" in of(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    assert "not a fullband model (model_type is 'llama')" in of(tmp_path)
+    assert "a plain 'llama' checkpoint, without a fusion; convert it first: fullband convert" in of(tmp_path)
     (tmp_path / "config.json").write_text("{")
     assert f"{tmp_path / 'config.json'}: not readable as JSON" in of(tmp_path)
     if command[0] != "info":

@@ -28,7 +28,7 @@ def draws(s):
     return [s.passes(step) for step in range(400)], [[p.tolist() if isinstance(p, torch.Tensor) else p for p in ps] for ps in prefixes]
 
 
-@pytest.mark.parametrize("prefix", ["uniform", "per-row", "off"])
+@pytest.mark.parametrize("prefix", ["uniform", "shared", "per-row", "off"])
 def test_draws_are_pure_functions_of_their_keys(prefix):
     first = draws(schedule(prefix=prefix))
     torch.manual_seed(99), np.random.seed(99)
@@ -36,6 +36,14 @@ def test_draws_are_pure_functions_of_their_keys(prefix):
     again.passes(399), again.prefixes(12, 0, 4, 9, torch.arange(2))
     assert draws(again) == first, "asking in another order changes the answer"
     assert (draws(schedule(prefix=prefix, seed=1))[1] == first[1]) == (prefix == "off")
+
+
+def test_a_shared_prefix_is_one_for_all_passes():
+    shared, own = schedule(prefix="shared"), schedule(prefix="uniform")
+    rows = torch.arange(2)
+    drawn = [shared.prefixes(step, 0, 4, 10**9, rows) for step in range(20)]
+    assert all(p == prefixes[0] for prefixes in drawn for p in prefixes) and len({prefixes[0] for prefixes in drawn}) == 20
+    assert [prefixes[0] for prefixes in drawn] == [own.prefixes(step, 0, 2, 10**9, rows)[0] for step in range(20)]
 
 
 def test_the_seed_moves_which_steps_are_deep():

@@ -12,7 +12,7 @@ from typing import Any
 from fullband.plots.chart import SCRIPT, STYLE, Axis, Line, Mark, line_chart, log_axis, near_axis, nice_ticks
 from fullband.plots.page import stylesheet
 from fullband.plots.reachability import SHADES, WORDS, influence_text, shade, shown_layer
-from fullband.plots.settling import MANY, Series, change_series, loss_series
+from fullband.plots.settling import LOG_TICKS, MANY, Series, change_series, loss_series
 from fullband.plots.stability import RESPONSE_KEYS, ROLLOUT_KEYS, responses, rollout_name
 
 TEMPLATE = Path(__file__).with_name("diagnosis_page.html")
@@ -71,7 +71,7 @@ def passes_axis(trace: Mapping[str, Any], first: int) -> Axis:
     last = max(trace["records"][-1]["k"], first + 1)
     ticks: Sequence[float] = [tick for tick in nice_ticks(last) if tick >= first]
     if last > MANY:
-        ticks = [float(tick) for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if first <= tick <= last]
+        ticks = [float(tick) for tick in LOG_TICKS if first <= tick <= last]
     return Axis("pass k", first, last, ticks, prefix="pass ", log=last > MANY)
 
 

@@ -56,7 +56,8 @@ def passes_chart(lines: Sequence[PassesLine]) -> str:
     """The same for a page, with the values under the pointer."""
     furthest = max(k for line in lines for k in line.passes)
     drawn = [Line(RUN_KEYS[n % len(RUN_KEYS)], line.name, line.passes, line.losses) for n, line in enumerate(lines)]
-    drawn += [Line(EXACT, f"{line.name}, exact", [0, furthest], [line.exact] * 2) for line in lines if line.exact is not None]
-    x = Axis("feedback passes (0 = plain reading)", 0, furthest, sorted({float(k) for line in lines for k in line.passes}), unit=" passes")
+    drawn += [Line(EXACT, f"{line.name}, exact", line.passes, [line.exact] * len(line.passes)) for line in lines if line.exact is not None]
+    ticks = sorted({float(k) for line in lines for k in line.passes})
+    x = Axis("feedback passes (0 = plain reading)", 0, furthest, ticks, prefix="feedback passes: ")
     y = near_axis("held-out loss, nats a token", [value for line in drawn for value in line.y])
     return line_chart("Loss by feedback passes", drawn, [], x, y)

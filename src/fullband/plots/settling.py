@@ -10,6 +10,7 @@ from typing import Any
 from fullband.plots.style import LIGHT, dash, figure
 
 MANY = 48  # passes from which the axis of passes is logarithmic
+LOG_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 STYLES = {"whole rows": "standard", "past the wavefront": "fused-8", "99th percentile there": "fused-1", "at the wavefront": "exact"}
 EXACT = "exact reading"
 
@@ -70,6 +71,9 @@ def plot_settling(diagnosis: Mapping[str, Any], paths: Sequence[Path]) -> None:
             axes.set_xlabel("pass k (1 = plain)")
             if trace["records"][-1]["k"] > MANY:
                 axes.set_xscale("log")
+                ticks = [tick for tick in LOG_TICKS if lines[0].passes[0] <= tick <= trace["records"][-1]["k"]]
+                axes.set_xticks(ticks, [str(tick) for tick in ticks])
+                axes.minorticks_off()
             _mark_horizon(axes, trace)
         left.set(ylabel="loss, nats a target", title="Loss by pass")
         right.set_yscale("log")

@@ -186,7 +186,7 @@ class Decoder(nn.Module):
         cos, sin = rotary(positions_B1, self.config, dtype)
         x = x_B1D
         for layer, (block, plan) in enumerate(zip(self.blocks, cache.plans(positions_B1, dtype), strict=True)):
-            x, _ = block(x, cos, sin, None, plan, partial(cache.write, layer))
+            x = _run_eagerly(block, x, cos, sin, plan, partial(cache.write, layer))
         cache.advance()
         return self.final_norm(x)
 
@@ -209,8 +209,12 @@ class Decoder(nn.Module):
             extended = _append(past, new)  # in place: a decoding step copies no keys
             return _last(extended, keys).tensor
 
-        x, _ = block(x, cos, sin, None, plan, extend)
-        return x, extended
+        return _run_eagerly(block, x, cos, sin, plan, extend), extended
+
+
+def _run_eagerly(block: Any, x: Tensor, cos: Tensor, sin: Tensor, plan: Plan, extend: Callable[[Tensor], Tensor]) -> Tensor:
+    """A block that writes into a cache, hooks included, but past a compiled `forward`: every length of the cache would be compiled."""
+    return block._call_impl(x, cos, sin, None, plan, extend)[0]
 
 
 def _reachable(past: Slots | None, window: int | None) -> int:
