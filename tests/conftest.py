@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -109,6 +110,10 @@ def killed_while() -> Callable[[Callable[[int], None]], Iterator[None]]:
         pytest.skip("killing a child that shares the test's memory needs fork")
 
     def run(work: Callable[[int], None]) -> Iterator[None]:
+        for name in ("tqdm", "tqdm.auto"):  # its lock is shared with children: one that dies with it would stop the test for good
+            if bars := sys.modules.get(name):
+                bars.tqdm.monitor_interval = 0
+                bars.tqdm.set_lock(threading.RLock())
         for n in range(25):
             ready, tell = os.pipe()
             child = os.fork()
