@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fullband.config import load_recipe
+from fullband.data.tasks import build_task
 from fullband.presets import PAPER_RUNS, resolve_schedule, resolve_trunk
 
 FOLDER = Path(__file__).parent.parent / "recipes"
@@ -20,8 +21,9 @@ def test_recipe_loads(path: Path) -> None:
     if recipe.model.source:  # the shape comes with the source
         assert recipe.model.rope is None or recipe.data.length <= recipe.model.rope.context
         return
-    trunk = resolve_trunk(recipe.model, 100_277 if recipe.model.preset == "paper-1b" else None)
-    assert recipe.data.length <= trunk.context
+    source = recipe.data.source
+    vocab_size = build_task(source).vocab_size if source.kind == "task" else 100_277 if recipe.model.preset == "paper-1b" else None
+    assert recipe.data.length <= resolve_trunk(recipe.model, vocab_size).context
 
 
 def test_there_are_recipes() -> None:

@@ -1,0 +1,287 @@
+"""`fullband evaluate`: how good a model is on benchmarks, by decoding mode and feedback passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fullband.cli.models import AsJson, Device, Dtype, parse_dtype, parse_feedback_passes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fullband.evaluate.harness.text import HarnessText
+    from fullband.evaluate.plan import Plan
+    from fullband.evaluate.run import Watch
+    from fullband.loading import LoadedModel
+
+EXAMPLES = """Examples:
+
+\b
+  fullband evaluate runs/mine --suite paper-mc --feedback-passes 0,1,2,4       Fig. 4 of the paper: ten tasks, five examples each
+  fullband evaluate runs/mine --suite paper-0shot --baseline runs/standard     Table 2, beside a model without feedback
+  fullband evaluate runs/mine arc_easy piqa --shots 0 --limit 200              any tasks of lm-eval
+  fullband evaluate runs/mine --suite gsm8k                                    the three modes, greedy (Fig. 5, Fig. 6)
+  fullband evaluate runs/mine --suite humaneval --prompts chat --n 10 --k 3    code, in a sandbox
+  fullband evaluate runs/mine --suite mbpp --shard 1/4 -o runs/mbpp            a quarter of it; then 2/4 …, then: fullband compare runs/mbpp
+  fullband evaluate runs/mine --suite paper-mc --data-dir data --dry-run       prompts only
+
+\b
+Suites: paper-mc, paper-0shot, gsm8k, math500, humaneval, mbpp.
+The same command again goes on where it was interrupted. Within lm-eval itself:
+  fullband lm-eval run --model fullband --model_args pretrained=runs/mine,mode=fused,feedback_passes=2 --tasks hellaswag
+"""
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model or run folder, or a plain Hugging Face checkpoint.")],
+    tasks: Annotated[
+        list[str] | None, typer.Argument(metavar="TASK…", help="Tasks of lm-eval, or gsm8k, math500, humaneval, mbpp.")
+    ] = None,
+    suite: Annotated[str | None, typer.Option(help="paper-mc, paper-0shot, gsm8k, math500, humaneval, mbpp.")] = None,
+    feedback_passes: Annotated[
+        str, typer.Option(metavar="N,exact,soft,…", help="How log-likelihoods are read. soft: the context plainly, the rest fused.")
+    ] = "0,1",
+    modes: Annotated[str, typer.Option(metavar="MODE,…", help="How free-form answers are made.")] = "standard,soft,fused",
+    fused_passes: Annotated[str, typer.Option(metavar="N|exact|converged", help="How the mode fused reads prompts.")] = "1",
+    baseline: Annotated[str | None, typer.Option(metavar="MODEL", help="A model without feedback, laid beside the plain reading.")] = None,
+    shots: Annotated[int | None, typer.Option(min=0, help="Examples in a prompt; default: the suite's or the task's own.")] = None,
+    prompts: Annotated[str, typer.Option(help="Of free-form tasks. base: the task's examples; chat: none, the model's template.")] = "base",
+    temperatures: Annotated[str, typer.Option(metavar="T,…", help="Of code rollouts; the best is chosen for each mode.")] = "0.3,0.5,0.7",
+    n: Annotated[int, typer.Option(min=1, help="Code rollouts of each problem, at each temperature.")] = 10,
+    k: Annotated[int, typer.Option(min=1, help="Of Pass@k for code.")] = 3,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Of an answer; default: 512, MATH-500 1024.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first documents of each task.")] = None,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="One of N parts, for several processes.")] = "1/1",
+    data_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Local data, a folder for each task; default: from the hub.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Default: runs/evaluate/MODEL-TASKS.")] = None,
+    batch_rows: Annotated[int, typer.Option(min=1, help="Rows read at a time.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that grade.")] = 1,
+    unsandboxed: Annotated[bool, typer.Option("--unsandboxed", help="Run code that the model wrote without a sandbox.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of rollouts.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print prompts and read no model.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a model on benchmarks.
+
+    Multiple-choice tasks by feedback passes, free-form ones by decoding mode, with standard errors and paired tests. Prompts are lm-eval's
+    own. Writes results.json, report.md and report.html.
+    """
+    from fullband.cli.console import messages
+    from fullband.cli.quiet import quiet_transformers
+    from fullband.evaluate.harness.model import small_files
+    from fullband.evaluate.harness.tasks import offline
+    from fullband.evaluate.harness.text import HarnessText
+    from fullband.evaluate.plan import Plan, check_folder, plan_names
+    from fullband.evaluate.run import load_material
+
+    if data_dir is not None:
+        offline()
+    quiet_transformers()
+    named = plan_names(tasks or [], suite)
+    plan = Plan(
+        **named | ({"shots": shots} if shots is not None else {}),
+        readings=tuple(parse_reading(part) for part in feedback_passes.split(",")),
+        modes=tuple(dict.fromkeys(mode.strip() for mode in modes.split(","))),
+        fused_passes=parse_feedback_passes(fused_passes),
+        prompts=parse_prompts(prompts),
+        temperatures=tuple(parse_number(part, "--temperatures") for part in temperatures.split(",")),
+        n=n,
+        k=k,
+        new_tokens=max_new_tokens,
+        seed=seed,
+        limit=limit,
+        shard=parse_shard(shard),
+    )
+    check_modes(plan)
+    precision = parse_dtype(dtype)
+    text = HarnessText.of_folder(small_files(model))
+    if dry_run:
+        print_prompts(plan, text, data_dir, as_json)
+        return
+    folder = output or Path("runs/evaluate") / f"{Path(model).name}-{suite or '-'.join(tasks or [])}"
+    whole = folder
+    if plan.shard[1] > 1:
+        folder = folder / f"shard-{plan.shard[0] + 1}-of-{plan.shard[1]}"
+    if {"humaneval", "mbpp"} & set(plan.generative):
+        make_sandbox(unsandboxed)  # refused before hours of answers
+    subject = open_subject(model, device, precision)
+    if subject.standard_only:
+        plan = plan.of_baseline()
+    if check_folder(folder, plan, subject.about):
+        messages().print(f"going on with {folder}", soft_wrap=True)
+    with evaluation_progress(messages()) as watch:
+        material = load_material(plan, text, data_dir)
+        run_part(subject, text, plan, material, folder, watch, batch_rows, workers, unsandboxed)
+        if baseline is not None:
+            other = open_subject(baseline, device, precision)
+            own_text = HarnessText.of_folder(small_files(baseline))
+            beside = load_material(plan, own_text, data_dir) if plan.prompts == "chat" else material
+
+            def watch_baseline(what: str, done: int, total: int) -> None:
+                watch(f"baseline: {what}", done, total)
+
+            part = folder / "baseline"
+            run_part(other, own_text, plan.of_baseline(), beside, part, watch_baseline, batch_rows, workers, unsandboxed)
+    finish(whole if plan.shard[1] == 1 else folder, plan, as_json)
+
+
+class Subject:
+    """A model that was opened, and what results.json says of it."""
+
+    def __init__(self, name: str, network: LoadedModel, dtype: str, weights: str | None):
+        from fullband.loading import is_standard_only
+
+        self.network = network
+        self.standard_only = is_standard_only(network)
+        self.about = {
+            "name": name,
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "weights": weights,
+            "dtype": dtype,
+            "device": str(network.trunk.head_weight.device),
+            "plain": self.standard_only,
+        }
+
+
+def open_subject(name: str, device: str, precision: Any) -> Subject:
+    """Raises ValueError for what is no model or device."""
+    from fullband.evaluate.harness.model import small_files
+    from fullband.evaluate.plan import weights_hash
+    from fullband.loading import load_model
+    from fullband.train.run import resolve_device
+
+    network = load_model(name, resolve_device(device, "--device"), precision, plain=True)
+    return Subject(name, network, str(precision).removeprefix("torch."), weights_hash(small_files(name)))
+
+
+def run_part(
+    subject: Subject,
+    text: HarnessText,
+    plan: Plan,
+    material: Any,
+    folder: Path,
+    watch: Watch,
+    batch_rows: int,
+    workers: int,
+    unsandboxed: bool,
+) -> None:
+    from fullband.evaluate.plan import check_folder, start
+    from fullband.evaluate.run import evaluate as run
+
+    if not check_folder(folder, plan, subject.about):
+        start(folder, plan, subject.about)
+    run(
+        subject.network,
+        text,
+        plan,
+        material,
+        folder,
+        batch_rows=batch_rows,
+        workers=workers,
+        sandbox=lambda: make_sandbox(unsandboxed),
+        watch=watch,
+    )
+
+
+def make_sandbox(unsandboxed: bool) -> Any:
+    from fullband.evaluate.sandbox import Sandbox
+
+    return Sandbox(sandboxed=not unsandboxed)
+
+
+def finish(folder: Path, plan: Plan, as_json: bool) -> None:
+    """Results, reports and the tables in the terminal; of a shard only where it is."""
+    from fullband.cli.compare import print_results, write_report
+    from fullband.cli.console import messages, output, print_json
+
+    if plan.shard[1] > 1:
+        messages().print(f"{folder}: done; when all shards are: fullband compare {folder.parent}", soft_wrap=True)
+        return
+    results = write_report(folder)
+    print_json(results) if as_json else print_results(output(), results)
+    messages().print(f"report: {folder / 'report.html'}", soft_wrap=True)
+
+
+def print_prompts(plan: Plan, text: HarnessText, data_dir: Path | None, as_json: bool) -> None:
+    from fullband.cli.console import output, print_json
+    from fullband.evaluate.run import load_material, show_prompts
+
+    shown = show_prompts(load_material(plan, text, data_dir), plan)
+    if as_json:
+        print_json([one | {"tokens": len(text.encode(one["prompt"]))} for one in shown])
+        return
+    for one in shown:
+        output().rule(f"{one['task']}, document {one['document']}: {len(text.encode(one['prompt']))} tokens")
+        output().print(one["prompt"], soft_wrap=True)
+        for continuation in one.get("continuations", []):
+            if continuation is not None:
+                output().print(f"→ {continuation!r}", soft_wrap=True)
+
+
+@contextmanager
+def evaluation_progress(console: Console) -> Iterator[Watch]:
+    """A bar with rate and time left in a terminal; elsewhere a line whenever something new begins."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    begun: dict[str, float] = {}
+    bar = Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True, disable=not console.is_interactive
+    )
+    task = bar.add_task("", total=None, rate="")
+
+    def watch(what: str, done: int, total: int) -> None:
+        import time
+
+        now = time.perf_counter()
+        if what not in begun:
+            begun[what] = now
+            if not console.is_interactive:
+                console.print(what, soft_wrap=True)
+            bar.reset(task, description=what, total=total or None, completed=0, rate="")
+        elapsed = now - begun[what]
+        bar.update(task, description=what, total=total or None, completed=done, rate=f"{done / elapsed:.1f}/s" if elapsed > 1 else "")
+
+    with bar:
+        yield watch
+
+
+def check_modes(plan: Plan) -> None:
+    """Raises ValueError for a mode that does not exist."""
+    from fullband.decode import resolve_mode
+
+    for mode in plan.modes:
+        resolve_mode(mode, plan.fused_passes if mode == "fused" else None)
+
+
+def parse_reading(part: str) -> Any:
+    """Raises ValueError."""
+    return "soft" if part.strip() == "soft" else parse_feedback_passes(part)
+
+
+def parse_prompts(name: str) -> Any:
+    if name not in ("base", "chat"):
+        raise ValueError(f"--prompts: '{name}' is neither base nor chat")
+    return name
+
+
+def parse_number(part: str, option: str) -> float:
+    try:
+        return float(part)
+    except ValueError:
+        raise ValueError(f"{option}: '{part}' is not a number") from None
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """ "2/4" is (1, 4). Raises ValueError."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal()):
+        raise ValueError(f"--shard: '{text}' is not I/N, such as 2/4")
+    return int(first) - 1, int(count)

@@ -1,0 +1,86 @@
+"""Grades of rollouts: right, wrong, or undecided where a grader could not tell in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fullband.evaluate.generative.problems import Problem, ProblemSet
+from fullband.evaluate.generative.rollouts import Setting
+from fullband.evaluate.grading import MathGrader, fenced_code, grade_gsm8k, math_answer
+from fullband.evaluate.grading.code_problems import CodeProblem
+from fullband.evaluate.journal import Journal
+from fullband.evaluate.sandbox import Program, Sandbox, run_all
+
+
+def grade(
+    found: ProblemSet,
+    settings: Sequence[Setting],
+    rollouts: Journal,
+    grades: Journal,
+    *,
+    sandbox: Callable[[], Sandbox] = Sandbox,
+    workers: int = 1,
+    done: Callable[[int], None] | None = None,
+) -> None:
+    """Put into `grades`, under the rollouts' keys, {"verdicts": […], "details": […]} of each problem that has no grades yet.
+
+    sandbox  makes the sandbox when code is to be run
+    details  GSM8K: "strict" or "flexible" where the number was found by that rule; code: how the run ended; MATH: the answer that was found
+    done     gets the number of rollouts graded
+
+    GSM8K's verdict is the official one in base prompts, whose examples show the form; the last number counts in chat prompts, which only
+    ask for it. Raises ValueError where the sandbox or math-verify is missing.
+    """
+    waiting = [
+        (setting.key(problem), problem, [rollout["text"] for rollout in rollouts[setting.key(problem)]["rollouts"]])
+        for setting in settings
+        for problem in found.problems
+        if setting.key(problem) in rollouts and setting.key(problem) not in grades
+    ]
+    if not waiting:
+        return
+    name, chat = found.task.name, found.prompts == "chat"
+    if name == "gsm8k":
+        grades.add({key: _gsm8k(str(problem.reference), texts, chat) for key, problem, texts in waiting})
+    elif name == "math500":
+        with MathGrader(workers=workers) as grader:
+            for key, problem, texts in waiting:
+                answers = [math_answer(text) for text in texts]
+                verdicts = grader.grade_all([(str(problem.reference), answer) for answer in answers])
+                grades.add({key: {"verdicts": verdicts, "details": answers}})
+                if done is not None:
+                    done(len(texts))
+        return
+    else:
+        _code(waiting, grades, sandbox(), workers, chat, done)
+        return
+    if done is not None:
+        done(sum(len(texts) for _, _, texts in waiting))
+
+
+def _gsm8k(solution: str, texts: list[str], chat: bool) -> dict[str, Any]:
+    found = [grade_gsm8k(solution, text) for text in texts]
+    details = ["strict" if one.strict else "flexible" if one.flexible else "" for one in found]
+    return {"verdicts": ["right" if (one.flexible if chat else one.strict) else "wrong" for one in found], "details": details}
+
+
+def _code(
+    waiting: list[tuple[str, Problem, list[str]]],
+    grades: Journal,
+    sandbox: Sandbox,
+    workers: int,
+    chat: bool,
+    done: Callable[[int], None] | None,
+) -> None:
+    """Equal programs are run once."""
+    for key, problem, texts in waiting:
+        assert isinstance(problem.reference, CodeProblem)
+        programs = [problem.reference.program(fenced_code(text) if chat else text) for text in texts]
+        different: list[Program] = list(dict.fromkeys(programs))
+        outcomes = dict(zip(different, run_all(different, sandbox, workers=workers), strict=True))
+        verdicts = ["right" if outcomes[program].passed else "wrong" for program in programs]
+        details = [f"{outcomes[program].outcome}: {outcomes[program].detail}"[:200] for program in programs]
+        grades.add({key: {"verdicts": verdicts, "details": details}})
+        if done is not None:
+            done(len(texts))

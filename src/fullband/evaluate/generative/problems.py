@@ -1,0 +1,139 @@
+"""Problems with free-form answers (§4.2): the prompt, and what is needed to judge an answer.
+
+Base prompts are lm-eval's own, with their examples. Chat prompts have none: the question in one turn, in the model's own chat template.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fullband.data.chat_template import ChatTemplate, Message
+from fullband.evaluate.grading import HUMANEVAL_STOPS, MBPP_STOPS, humaneval_problem, math_answer, mbpp_problem
+from fullband.evaluate.grading.code_problems import CodeProblem
+
+Prompts = Literal["base", "chat"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`number` in its benchmark, from 0; the prompt as text; strings that end an answer; and what judges it: GSM8K's solution, the answer
+    of MATH, or a program's tests."""
+
+    number: int
+    prompt: str
+    stops: tuple[str, ...]
+    reference: str | CodeProblem
+
+
+@dataclass(frozen=True)
+class GenerativeTask:
+    """A benchmark of §4.2.
+
+    name         as users and reports call it
+    task         lm-eval's definition
+    new_tokens   tokens an answer may have, unless the user says
+    sampled      code: several rollouts at several temperatures; mathematics: one greedy answer
+    question     the user's turn of a chat prompt
+    """
+
+    name: str
+    label: str
+    task: str
+    new_tokens: int
+    sampled: bool
+    question: Callable[[Mapping[str, Any]], str]
+
+    def reference(self, document: Mapping[str, Any]) -> str | CodeProblem:
+        """Raises ValueError for a document that has none."""
+        if self.name == "gsm8k":
+            return str(document["answer"])
+        if self.name == "math500":
+            found = math_answer(str(document["solution"])) or document.get("answer")
+            if not found:
+                raise ValueError(f"math500: a solution without an answer: {str(document['solution'])[-60:]!r}")
+            return str(found)
+        return humaneval_problem(document) if self.name == "humaneval" else mbpp_problem(document)
+
+    def stops(self, until: list[str], chat: bool, template: ChatTemplate) -> tuple[str, ...]:
+        if chat:
+            return (template.stop,) if template.stop else ()
+        return {"humaneval": HUMANEVAL_STOPS, "mbpp": MBPP_STOPS}.get(self.name, tuple(until))
+
+
+def _mbpp_question(document: Mapping[str, Any]) -> str:
+    tests = "\n".join(document["test_list"])
+    return f"{document['text']}\n\nThe code must pass these tests:\n\n```python\n{tests}\n```\n\nAnswer with the code alone, in one block."
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        GenerativeTask(
+            "gsm8k",
+            "GSM8K",
+            "gsm8k",
+            512,
+            False,
+            lambda document: f"{document['question']}\n\nReason step by step. End with a line that holds #### and the number alone.",
+        ),
+        GenerativeTask(
+            "math500",
+            "MATH-500",
+            "minerva_math500",
+            1024,
+            False,
+            lambda document: f"{document['problem']}\n\nReason step by step, and put the final answer into \\boxed{{}}.",
+        ),
+        GenerativeTask(
+            "humaneval",
+            "HumanEval",
+            "humaneval",
+            512,
+            True,
+            lambda document: (
+                f"Write this Python function. Answer with the whole function, in one block.\n\n```python\n{document['prompt']}```"
+            ),
+        ),
+        GenerativeTask("mbpp", "MBPP", "mbpp", 512, True, _mbpp_question),
+    )
+}
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """The problems of a benchmark, and hashes of their data and prompts."""
+
+    task: GenerativeTask
+    prompts: Prompts
+    problems: list[Problem]
+    data_hash: str
+    prompt_hash: str
+
+
+def load_problems(
+    task: GenerativeTask,
+    prompts: Prompts,
+    template: ChatTemplate,
+    data_dir: Path | None,
+    limit: int | None,
+    shard: tuple[int, int] = (0, 1),
+) -> ProblemSet:
+    """The first `limit` problems, or every n-th of them. Raises ValueError as `load_benchmarks` does."""
+    from fullband.evaluate.harness.choice import requests_of
+    from fullband.evaluate.harness.tasks import load_benchmarks
+
+    [benchmark] = load_benchmarks([task.task], 0 if prompts == "chat" else None, data_dir)
+    problems = []
+    for instances in requests_of(benchmark, limit, shard).values():
+        for instance in instances:
+            base, settings = instance.arguments
+            turn = [Message(role="user", content=task.question(instance.doc))]
+            text = base if prompts == "base" else template.render(turn)
+            stops = task.stops(settings.get("until", []), prompts == "chat", template)
+            problems.append(Problem(instance.doc_id, text, stops, task.reference(instance.doc)))
+    whole = hashlib.sha256("\0".join(problem.prompt for problem in problems).encode())
+    return ProblemSet(task, prompts, problems, benchmark.data_hash(), whole.hexdigest()[:16])

@@ -1,0 +1,92 @@
+"""Rollouts: answers of a model to problems, in a mode and at a temperature, all of them kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fullband.config import FeedbackPasses
+from fullband.decode import generate_texts
+from fullband.evaluate.generative.problems import Problem
+from fullband.evaluate.harness.text import HarnessText
+from fullband.evaluate.journal import Journal
+from fullband.feedback.passes import FeedbackModel
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How answers are made. Rollouts of a setting depend on the seed and on nothing else: neither on batches nor on other problems.
+
+    n               rollouts of each problem
+    new_tokens      tokens an answer may have
+    """
+
+    task: str
+    prompts: str
+    mode: str
+    feedback_passes: FeedbackPasses | None
+    temperature: float
+    n: int
+    new_tokens: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        passes = "" if self.feedback_passes is None else f"-{self.feedback_passes}"
+        return f"{self.task}/{self.prompts}/{self.mode}{passes}/{self.temperature:g}"
+
+    def key(self, problem: Problem | int) -> str:
+        return f"{self.name}/{problem if isinstance(problem, int) else problem.number}"
+
+
+def roll_out(
+    model: FeedbackModel,
+    text: HarnessText,
+    problems: Sequence[Problem],
+    setting: Setting,
+    journal: Journal,
+    batch_rows: int = 8,
+    done: Callable[[int], None] | None = None,
+) -> None:
+    """Put into `journal`, for each problem that it lacks, {"cut": …, "rollouts": [{"text", "tokens", "finish"}, …]}.
+
+    text    without the string that ended it
+    tokens  made, those of that string included
+    cut     tokens that the beginning of the prompt lost, where prompt and answer would not fit the context together
+    done    gets the number of problems answered, batch by batch
+
+    Longest prompts first. Raises ValueError if the context has no room for an answer of `new_tokens`.
+    """
+    room = model.trunk.context - setting.new_tokens
+    if room < 1:
+        raise ValueError(f"answers of {setting.new_tokens} tokens leave no room for a prompt in a context of {model.trunk.context}")
+    waiting = [problem for problem in problems if setting.key(problem) not in journal]
+    ids = {problem.number: text.encode(problem.prompt) for problem in waiting}
+    waiting.sort(key=lambda problem: (-len(ids[problem.number]), problem.number))
+    size = max(1, batch_rows // setting.n)
+    for first in range(0, len(waiting), size):
+        batch = waiting[first : first + size]
+        completions = generate_texts(
+            model,
+            text.tokenizer,
+            [ids[problem.number][-room:] for problem in batch],
+            setting.mode,
+            setting.feedback_passes if setting.mode == "fused" else None,
+            stop=batch[0].stops,
+            keys=[problem.number for problem in batch],
+            n=setting.n,
+            temperature=setting.temperature,
+            seed=setting.seed,
+            max_new_tokens=setting.new_tokens,
+        )
+        records: dict[str, Any] = {}
+        for place, problem in enumerate(batch):
+            own = completions[place * setting.n : (place + 1) * setting.n]
+            records[setting.key(problem)] = {
+                "cut": max(0, len(ids[problem.number]) - room),
+                "rollouts": [{"text": one.text, "tokens": len(one.tokens), "finish": one.finish_reason} for one in own],
+            }
+        journal.add(records)
+        if done is not None:
+            done(len(batch))

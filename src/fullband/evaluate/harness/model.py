@@ -1,0 +1,238 @@
+"""A full-bandwidth model as lm-eval sees models: registered under the name `fullband` when this module is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from fullband.config import FeedbackPasses
+from fullband.data.chat_template import Message
+from fullband.decode import generate_texts, resolve_mode
+from fullband.evaluate.harness.scoring import Continuation, Reading, Score, score_continuations
+from fullband.evaluate.harness.text import HarnessText
+from fullband.evaluate.journal import Journal
+from fullband.feedback.passes import FeedbackModel
+
+MAX_NEW_TOKENS = 256  # of tasks that do not say, as in lm-eval's own models
+BATCH_ROWS = 8
+
+
+@register_model("fullband")
+class FullBandLM(TemplateLM):
+    """In lm-eval: --model fullband --model_args pretrained=DIR,mode=fused,feedback_passes=2.
+
+    reading   how log-likelihoods are read: the mode's (standard: 0 passes; fused: its feedback passes; soft: the context plainly, the
+              continuation fused). May be changed between calls
+    readings  what is computed whenever `reading` is asked for: several cost little more than the deepest
+    journal   where scores are kept
+    watch     gets the numbers of requests answered by a batch, and of all that are to be; None = a bar of tqdm
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Path | FeedbackModel,
+        mode: str = "standard",
+        feedback_passes: FeedbackPasses | str | None = None,
+        tokenizer: str | Path | HarnessText | None = None,
+        device: str | None = None,
+        dtype: str | torch.dtype = "float32",
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        max_length: int | None = None,
+        add_bos_token: bool | None = None,
+        seed: int = 0,
+    ):
+        """`pretrained` and `tokenizer` are folders (a plain Hugging Face checkpoint too, standard only), or the things themselves.
+
+        Raises ValueError in one line for what is no model, tokenizer, mode, dtype or batch size.
+        """
+        super().__init__()
+        self.mode = resolve_mode(mode, parse_passes(feedback_passes))
+        if isinstance(tokenizer, HarnessText):
+            self.text = tokenizer
+        elif tokenizer is not None:
+            self.text = HarnessText.of_folder(tokenizer, add_bos_token)
+        elif isinstance(pretrained, (str, Path)):
+            self.text = HarnessText.of_folder(small_files(pretrained), add_bos_token)
+        else:
+            raise ValueError("a model that was given as an object needs its tokenizer: give its folder or a HarnessText")
+        self.model: FeedbackModel = _load(pretrained, device, dtype) if isinstance(pretrained, (str, Path)) else pretrained
+        self.batch_rows = _batch_rows(batch_size)
+        self.limit = min(max_length or self.model.trunk.context, self.model.trunk.context)
+        self.seed = seed
+        self.reading: Reading = "soft" if self.mode.name == "soft" else self.mode.feedback_passes
+        self.readings: Sequence[Reading] = ()
+        self.journal = Journal()
+        self.watch: Callable[[int, int], None] | None = None
+        self._device = self.model.trunk.head_weight.device
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.text.stops[0] if self.text.stops else -1
+
+    @property
+    def prefix_token_id(self) -> int:
+        if self.text.prefix is None:
+            raise ValueError("this task scores texts without a context, and the tokenizer has neither a beginning nor an end of text")
+        return self.text.prefix
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.text.tokenizer.name
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self.text.template.source if chat_template else None
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        messages = [Message(role=turn["role"], content=turn["content"]) for turn in chat_history]
+        return self.text.template.render(messages, add_generation_prompt)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        return self.text.encode(string, add_special_tokens)
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        owners: list[int] = []
+        windows: list[Any] = []
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            for window in get_rolling_token_windows(tokens, self.prefix_token_id, self.limit, 1):
+                owners.append(number)
+                windows.append(("", *make_disjoint_window(window)))
+        totals = [0.0] * len(requests)
+        for owner, (log_likelihood, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
+            totals[owner] += log_likelihood
+        return totals
+
+    def _loglikelihood_tokens(self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any) -> list[tuple[float, bool]]:
+        wanted = [Continuation(tuple(context), tuple(tokens)) for _, context, tokens in requests]
+        readings = list(dict.fromkeys([*self.readings, self.reading]))
+        missing = list(
+            {c.key: c for c in wanted if not all(str(reading) in (self.journal.get(c.key) or {}) for reading in readings)}.values()
+        )
+        bar = tqdm(total=len(missing), disable=disable_tqdm or self.watch is not None or not missing, desc="log-likelihoods")
+
+        def keep(places: list[int], scores: list[dict[Reading, Score]]) -> None:
+            self.journal.add(
+                (missing[place].key, {str(reading): [score.log_likelihood, score.greedy] for reading, score in found.items()})
+                for place, found in zip(places, scores, strict=True)
+            )
+            bar.update(len(places))
+            if self.watch is not None:
+                self.watch(len(places), len(missing))
+
+        score_continuations(self.model, missing, readings, self.batch_rows, self.limit, keep)
+        bar.close()
+        answers: list[tuple[float, bool]] = []
+        for continuation, request in zip(wanted, requests, strict=True):
+            log_likelihood, greedy = self.journal[continuation.key][str(self.reading)]
+            answers.append((log_likelihood, greedy))
+            if request[0]:
+                self.cache_hook.add_partial("loglikelihood", request[0], answers[-1])
+        return answers
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Texts made in the mode. A prompt that leaves too little room for the new tokens loses its beginning, as in lm-eval's models.
+
+        Raises ValueError for settings of generation that have no meaning here.
+        """
+        texts: list[str] = [""] * len(requests)
+        bar = tqdm(total=len(requests), disable=disable_tqdm or self.watch is not None, desc="texts")
+        groups: dict[str, list[int]] = {}
+        for place, request in enumerate(requests):
+            groups.setdefault(repr(sorted(request.args[1].items())), []).append(place)
+        for places in groups.values():
+            settings, until = self._settings(requests[places[0]].args[1])
+            room = self.limit - settings["max_new_tokens"]
+            if room < 1:
+                raise ValueError(f"{settings['max_new_tokens']} new tokens leave no room for a prompt in a context of {self.limit}")
+            prompts = {place: self.tok_encode(requests[place].args[0])[-room:] for place in places}
+            order = sorted(places, key=lambda place: -len(prompts[place]))
+            for first in range(0, len(order), self.batch_rows):
+                batch = order[first : first + self.batch_rows]
+                made = self._generate([prompts[place] for place in batch], batch, until, settings)
+                for place, text in zip(batch, made, strict=True):
+                    texts[place] = text
+                    self.cache_hook.add_partial("generate_until", requests[place].args, text)
+                bar.update(len(batch))
+                if self.watch is not None:
+                    self.watch(len(batch), len(requests))
+        bar.close()
+        return texts
+
+    def _settings(self, asked: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """(keywords of generation, strings that end a text)."""
+        kwargs: dict[str, Any] = dict(normalize_gen_kwargs(asked, MAX_NEW_TOKENS))
+        end = self.text.written(self.text.stops[0]) if self.text.stops else None
+        until = [stop for stop in handle_stop_sequences(kwargs.pop("until", None), end) if stop]
+        sampling = kwargs.pop("do_sample", False)
+        temperature = kwargs.pop("temperature", 0.0)
+        settings = {"max_new_tokens": kwargs.pop("max_gen_toks"), "temperature": temperature if sampling else 0.0}
+        for name in ("top_k", "top_p", "min_p", "repetition_penalty"):
+            if name in kwargs and sampling:
+                settings[name] = kwargs.pop(name)
+            kwargs.pop(name, None)
+        if kwargs:
+            raise ValueError(f"generation has no setting {', '.join(sorted(kwargs))} here")
+        return settings, until
+
+    def _generate(self, prompts: list[list[int]], keys: list[int], until: list[str], settings: dict[str, Any]) -> list[str]:
+        passes = self.mode.feedback_passes if self.mode.name == "fused" else None
+        settings = settings | {"stop_ids": self.text.stops, "keys": keys, "seed": self.seed}
+        completions = generate_texts(self.model, self.text.tokenizer, prompts, self.mode.name, passes, stop=until, **settings)
+        return [postprocess_generated_text(self.text.decode(completion.tokens), until, None) for completion in completions]
+
+
+def parse_passes(value: FeedbackPasses | str | None) -> FeedbackPasses | None:
+    """lm-eval's arguments are texts and numbers. Raises ValueError."""
+    if value is None or isinstance(value, int):
+        return value
+    if value.isdecimal():
+        return int(value)
+    if value == "exact":
+        return "exact"
+    if value == "converged":
+        return "converged"
+    raise ValueError(f"feedback_passes is 0, 1, 2, …, exact or converged, not '{value}'")
+
+
+def _load(name: str | Path, device: str | None, dtype: str | torch.dtype) -> FeedbackModel:
+    from fullband.loading import load_model
+
+    precision = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
+    if not isinstance(precision, torch.dtype):
+        raise ValueError(f"dtype: '{dtype}' is no floating-point type of torch (float32, bfloat16, float16, float64)")
+    cuda = torch.cuda.is_available()  # lm-eval asks for a GPU unless told otherwise, and its own models do without where there is none
+    place = torch.device(device if device and (cuda or not device.startswith("cuda")) else "cuda" if cuda else "cpu")
+    return load_model(name, place, precision, plain=True)
+
+
+def small_files(name: str | Path) -> Path:
+    """The folder that holds a model's tokenizer: itself, a run's newest checkpoint, or the part of a hub's snapshot that is not weights.
+
+    Raises ValueError in one line if there is no such model.
+    """
+    from fullband.model import resolve_model_folder
+
+    if Path(name).is_dir():
+        return resolve_model_folder(name)
+    from fullband.hf.source import find_source
+
+    return find_source(name).folder
+
+
+def _batch_rows(asked: int | str | None) -> int:
+    """`auto`, which lm-eval measures for its own models, is a fixed number here."""
+    if asked is None or str(asked).startswith("auto"):
+        return BATCH_ROWS
+    rows = int(asked) if str(asked).isdecimal() else 0
+    if rows < 1:
+        raise ValueError(f"batch_size is a number of rows or auto, not '{asked}'")
+    return rows

@@ -1,0 +1,182 @@
+"""lm-eval's tasks ready to run: official prompts, local data where it is given, the number of examples that was asked for.
+
+What differs from the official definition stands in an overlay: a yaml that includes the official one and changes only where the data lies,
+which splits there are, and the number of examples. lm-eval reads the overlays and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from fullband.data.optional import optional
+from fullband.evaluate.harness.definitions import SHOT_OVERRIDES, expand
+
+FEW_SHOT_SEED = 1234  # lm-eval's default: the examples are those of everybody's runs
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One row of a table: a task, or the tasks of a group, whose documents count alike."""
+
+    name: str
+    shots: int | None
+    parts: list[Any]  # lm_eval.api.task.Task
+
+    def documents(self, limit: int | None = None) -> dict[str, int]:
+        """How many of each part's first documents are taken: `limit` in all, spread evenly."""
+        sizes = {part.config.task: len(part.eval_docs) for part in self.parts}
+        if limit is None:
+            return sizes
+        taken = dict.fromkeys(sizes, 0)
+        while sum(taken.values()) < min(limit, sum(sizes.values())):
+            for name in sizes:
+                if taken[name] < sizes[name] and sum(taken.values()) < limit:
+                    taken[name] += 1
+        return taken
+
+    def data_hash(self) -> str:
+        """Of all documents asked, in order."""
+        whole = hashlib.sha256()
+        for part in self.parts:
+            for document in part.eval_docs:
+                whole.update(json.dumps(document, sort_keys=True, default=str).encode())
+        return whole.hexdigest()[:16]
+
+
+def load_benchmarks(names: Sequence[str], shots: int | None = None, data_dir: Path | None = None) -> list[Benchmark]:
+    """The benchmarks of these names, in order. `shots` None = each task's own number.
+
+    data_dir  a folder with a folder for each data set, named as the task is or as the first or last words of its name are; it is read as
+              `datasets.load_dataset` reads it. Without it the data come from the hub
+
+    Raises ValueError in one line for an unknown task (the nearest is named), for data that are missing, and for a split that is.
+    """
+    members = expand(names)
+    evaluate_quietly()
+    with TemporaryDirectory() as written:
+        for tasks in members.values():
+            for task, path in tasks.items():
+                overlay = {"include": str(path), "task": task} | _changes(task, path, shots, data_dir)
+                Path(written, f"{task}.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
+        with code_unrun():
+            return [Benchmark(name, shots, _load(list(tasks), written)) for name, tasks in members.items()]
+
+
+def evaluate_quietly() -> None:
+    """lm-eval and datasets without their reports and bars. Raises ValueError where lm-eval is missing."""
+    optional("lm_eval", "evaluation", "evaluate")
+    for name in ("lm_eval", "datasets", "lm-eval"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    datasets = importlib.import_module("datasets")
+    datasets.disable_progress_bars()
+
+
+@contextlib.contextmanager
+def code_unrun() -> Iterator[None]:
+    """lm-eval's definitions of code tasks load a metric that runs a model's code in this process; here they get one that refuses."""
+    evaluate: Any = importlib.import_module("evaluate")
+    official = evaluate.load
+
+    class Refusing:
+        def compute(self, **settings: Any) -> Any:
+            if settings.get("references") == ["assert add(2, 3)==5"]:
+                return ({}, {})  # tried out when the definition is read
+            raise RuntimeError("a model's code is run by fullband.evaluate.sandbox, and by nothing else")
+
+    evaluate.load = lambda name, *args, **kwargs: Refusing() if name == "code_eval" else official(name, *args, **kwargs)
+    try:
+        yield
+    finally:
+        evaluate.load = official
+
+
+def _load(tasks: list[str], overlays: str) -> list[Any]:
+    from lm_eval.tasks import TaskManager
+
+    try:
+        manager = TaskManager(include_path=overlays, include_defaults=False)
+        loaded: dict[str, Any] = manager.load(tasks)["tasks"]
+    except (ValueError, OSError, KeyError, ConnectionError, ImportError) as error:
+        shown = ", ".join(tasks[:3]) + (", …" if len(tasks) > 3 else "")
+        raise ValueError(f"{shown}: the data could not be loaded ({type(error).__name__}: {first_line(error)}); see --data-dir") from None
+    return [loaded[task] for task in tasks]
+
+
+def first_line(error: Exception) -> str:
+    return " ".join(str(error).split("\n")[0].split())[:200]
+
+
+def _changes(task: str, path: Path, shots: int | None, data_dir: Path | None) -> dict[str, Any]:
+    """What the overlay changes."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    official = load_yaml(path, resolve_func=False)
+    changes: dict[str, Any] = {} if shots is None else {"num_fewshot": shots}
+    asked = next((split for key in ("test_split", "validation_split") if (split := official.get(key))), None)
+    if task in SHOT_OVERRIDES:
+        changes |= {"fewshot_split": asked, "test_split": asked}
+    if data_dir is None:
+        return changes
+    place = _data_folder(task, data_dir)
+    found = _splits(place, official.get("dataset_name"))
+    if asked not in found:
+        raise ValueError(f"{place}: {task} asks questions of the split '{asked}', which is not there (there are: {', '.join(found)})")
+    changes["dataset_path"] = str(place.resolve())
+    changes["dataset_kwargs"] = (official.get("dataset_kwargs") or {}) | {"cache_dir": str(_cache_folder(place))}
+    for key in ("training_split", "validation_split"):
+        if official.get(key) and official[key] not in found:
+            changes[key] = None
+    shown = official.get("fewshot_split") or official.get("training_split")
+    samples = (official.get("fewshot_config") or {}).get("samples")
+    if shown and shown not in found and not samples:
+        changes |= {"fewshot_split": asked, "test_split": asked}  # equal, so that no question is among its own examples
+    return changes
+
+
+def _data_folder(task: str, data_dir: Path) -> Path:
+    """Raises ValueError."""
+    if not data_dir.is_dir():
+        raise ValueError(f"{data_dir}: no such folder of data")
+    names = sorted((path.name for path in data_dir.iterdir() if path.is_dir()), key=len, reverse=True)
+    for name in names:
+        if re.search(rf"(^|_){re.escape(name)}$|^{re.escape(name)}_", task):
+            return data_dir / name
+    raise ValueError(f"{data_dir}: no data for {task}: a folder named {task}, or as its first or last words are, is needed")
+
+
+def _cache_folder(place: Path) -> Path:
+    """datasets keeps what it has read under the folder's name: two folders of one name, or one that has changed, would be mistaken."""
+    from datasets import config
+
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    stamps = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return Path(config.HF_DATASETS_CACHE) / "fullband" / hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
+
+
+def _splits(place: Path, configuration: str | None) -> list[str]:
+    """Names of the splits of a local data set. Raises ValueError if it can't be read."""
+    from datasets import get_dataset_split_names
+
+    try:
+        return list(get_dataset_split_names(str(place.resolve()), configuration))
+    except Exception as error:  # datasets raises of every kind
+        raise ValueError(f"{place}: not a readable data set ({type(error).__name__}: {first_line(error)})") from None
+
+
+def offline() -> None:
+    """Local data need no network: without it, hub libraries would ask for what they have."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        os.environ.setdefault(name, "1")

@@ -1,0 +1,61 @@
+"""A journal: finished pieces of work as JSON lines, so that an interrupted evaluation goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Records by key, in a file that only grows; without a path, in memory alone.
+
+    A line that a kill cut off is dropped when the file is opened again. Raises ValueError for a file with damage elsewhere.
+    """
+
+    def __init__(self, path: Path | None = None):
+        self.path = path
+        self._records: dict[str, Any] = {}
+        if path is not None and path.is_file():
+            self._read(path)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._records
+
+    def __getitem__(self, key: str) -> Any:
+        return self._records[key]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, key: str) -> Any:
+        return self._records.get(key)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._records.items())
+
+    def add(self, records: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
+        """Keep these records, on disk when this returns. A key that is there already takes the new value."""
+        new = dict(records)
+        self._records |= new
+        if self.path is None or not new:
+            return
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps([key, value], ensure_ascii=False) + "\n" for key, value in new.items())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self, path: Path) -> None:
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            with open(path, "rb+") as file:
+                file.truncate(whole)
+        for number, line in enumerate(content[:whole].splitlines(), start=1):
+            try:
+                key, value = json.loads(line)
+            except (ValueError, TypeError):
+                raise ValueError(f"{path}:{number}: damaged; remove the line, and what it held is computed again") from None
+            self._records[str(key)] = value

@@ -1,0 +1,144 @@
+"""What an evaluation asks: tasks, readings, modes, sampling. Written beside its results, so that it can go on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fullband.config import FeedbackPasses
+from fullband.evaluate.generative.problems import TASKS as GENERATIVE
+from fullband.evaluate.generative.problems import Prompts
+from fullband.evaluate.generative.rollouts import Setting
+from fullband.evaluate.harness.definitions import SUITES
+from fullband.files import file_hash, write_json
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One evaluation of one model.
+
+    suite         its name, if one was asked for
+    tasks         of lm-eval; read in `readings`, and in the first of `modes` where they generate
+    shots         examples in their prompts; None = each task's own number
+    generative    names of §4.2's benchmarks; answered in `modes`, fused with `fused_passes`
+    temperatures  of the sampled ones (code): n rollouts at each, scored by Pass@k. The others are answered once, greedily
+    new_tokens    tokens an answer may have; None = the benchmark's own number
+    limit         documents of each task and problems of each benchmark, the first ones; None = all
+    shard         (i, n): every n-th document, from the i-th on, counted from 0
+    """
+
+    suite: str | None = None
+    tasks: tuple[str, ...] = ()
+    shots: int | None = None
+    generative: tuple[str, ...] = ()
+    readings: tuple[FeedbackPasses | Literal["soft"], ...] = (0,)
+    modes: tuple[str, ...] = ("standard",)
+    fused_passes: FeedbackPasses = 1
+    prompts: Prompts = "base"
+    temperatures: tuple[float, ...] = (0.3, 0.5, 0.7)
+    n: int = 10
+    k: int = 3
+    new_tokens: int | None = None
+    seed: int = 0
+    limit: int | None = None
+    shard: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for values that mean nothing."""
+        index, count = self.shard
+        if not 0 <= index < count:
+            raise ValueError(f"a shard is i/n with 1 ≤ i ≤ n, not {index + 1}/{count}")
+        if not 1 <= self.k <= self.n:
+            raise ValueError(f"Pass@{self.k} needs at least {self.k} rollouts and k ≥ 1; n is {self.n}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"a limit is at least 1, not {self.limit}")
+        if not self.temperatures or any(not temperature > 0 for temperature in self.temperatures):
+            raise ValueError("temperatures of rollouts are above 0; a greedy answer is the same each time")
+        if not self.tasks and not self.generative:
+            raise ValueError("there is nothing to evaluate: name a task or a suite")
+
+    def settings(self, name: str) -> list[Setting]:
+        """How a benchmark is answered: mode by mode, temperature by temperature."""
+        task = GENERATIVE[name]
+        temperatures, n = (self.temperatures, self.n) if task.sampled else ((0.0,), 1)
+        return [
+            Setting(
+                name,
+                self.prompts,
+                mode,
+                self.fused_passes if mode == "fused" else None,
+                temperature,
+                n,
+                self.new_tokens or task.new_tokens,
+                self.seed,
+            )
+            for mode in self.modes
+            for temperature in temperatures
+        ]
+
+    def of_baseline(self) -> Plan:
+        """The same for a model without feedback."""
+        return replace(self, readings=(0,), modes=("standard",))
+
+
+def plan_names(names: Sequence[str], suite: str | None) -> dict[str, Any]:
+    """Fields of a plan from what a user named: a suite, §4.2's benchmarks, lm-eval's tasks. Raises ValueError for an unknown suite."""
+    if suite is not None and suite not in SUITES and suite not in GENERATIVE:
+        raise ValueError(f"unknown suite '{suite}' (known: {', '.join([*SUITES, *GENERATIVE])})")
+    whole = SUITES.get(suite or "")
+    asked = dict.fromkeys([*(whole.tasks if whole else [suite] if suite else []), *names])
+    return {
+        "suite": suite,
+        "tasks": tuple(name for name in asked if name not in GENERATIVE),
+        "generative": tuple(name for name in asked if name in GENERATIVE),
+        "shots": whole.shots if whole else None,
+    }
+
+
+def check_folder(folder: Path, plan: Plan, model: Mapping[str, Any]) -> bool:
+    """Whether the folder holds this evaluation already. Raises ValueError if it holds another one, or can't be written."""
+    path = folder / PLAN
+    if not path.is_file():
+        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            raise ValueError(f"{folder}: can't be written ({existing} is {'not writable' if existing.is_dir() else 'no folder'})")
+        return False
+    held, asked = read_json(path), _content(plan, model)
+    differing = sorted(key for key in asked if held.get(key) != asked[key])
+    if differing:
+        raise ValueError(f"{folder}: holds an evaluation with another {', '.join(differing)}; give another --output")
+    return True
+
+
+def start(folder: Path, plan: Plan, model: Mapping[str, Any]) -> None:
+    """Make the folder, and write into it what is asked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / PLAN, _content(plan, model))
+
+
+def _content(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(json.dumps({"model": model, **asdict(plan)}))
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises ValueError naming the file."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: not readable ({' '.join(str(error).split())})") from None
+
+
+def weights_hash(folder: Path) -> str | None:
+    """SHA-256 over the hashes of a model folder's weight files; None if it has none here (a hub id)."""
+    files = sorted(path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
+    if not files:
+        return None
+    return hashlib.sha256("".join(f"{path.name} {file_hash(path)}\n" for path in files).encode()).hexdigest()

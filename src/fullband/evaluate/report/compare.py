@@ -1,0 +1,99 @@
+"""Several evaluations side by side: the scores of each, and paired differences to the first on what both were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fullband.evaluate.passk import Rollouts, pass_at_k
+from fullband.evaluate.plan import PLAN, read_json
+from fullband.evaluate.report.results import SMOKE, Gathered, build_results, find_shards, plan_of
+from fullband.evaluate.report.tables import MODES, ReportTable, reading_label, score
+from fullband.evaluate.statistics import mcnemar, mean_estimate, paired_difference
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One run on one benchmark in one way: a score for each document or problem, by its identity."""
+
+    run: str
+    benchmark: str
+    way: str
+    values: dict[Any, float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows: benchmark, run, way, score; and, but for the first of a benchmark and way, the paired difference to the first run."""
+
+    rows: list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def tables(self) -> list[ReportTable]:
+        made = []
+        for row in self.rows:
+            difference, test = row["difference"], row["mcnemar"]
+            signed = score(difference) if difference else ""
+            cells = [signed if not signed or signed.startswith("-") else f"+{signed}"]
+            cells += [str(test["only_first"]), str(test["only_second"]), f"{test['p_value']:.3g}"] if test else [""] * 3
+            made.append([row["benchmark"], row["way"], row["run"], str(row["score"]["count"]), score(row["score"]), *cells])
+        smallest = min(row["score"]["count"] for row in self.rows)
+        title = "Smoke test: runs side by side" if smallest < SMOKE else "Runs side by side"
+        columns = ["benchmark", "read or decoded", "run", "problems", "score", "to the first", "only first", "only this", "p"]
+        return [ReportTable(title, columns, made, ["Percent ± standard error; differences are paired over what both were asked."], 3)]
+
+
+def compare_runs(folders: Sequence[Path]) -> Comparison:
+    """Raises ValueError for a folder without a finished evaluation, and where nothing is shared."""
+    found = [_scored(folder) for folder in folders]
+    first = {(one.benchmark, one.way): one for one in found[0]}
+    rows = []
+    for key, own in first.items():
+        rows.append(_row(own, None))
+        for run in found[1:]:
+            rows += [_row(other, own) for other in run if (other.benchmark, other.way) == key]
+    if len(rows) == len(first):
+        raise ValueError(f"{folders[0]}: no other run has a benchmark that it has, read in the same way")
+    return Comparison(rows)
+
+
+def _scored(folder: Path) -> list[Scored]:
+    shards = find_shards(folder)
+    plan, results = plan_of(shards[0]), build_results(folder)
+    held = Gathered(shards, plan)
+    name = f"{folder.name} ({Path(read_json(shards[0] / PLAN)['model']['name']).name})"
+    made = []
+    for task in plan.tasks:
+        metric = results["tasks"][task]["metric"]
+        documents = held.scores(task)
+        for reading in documents[0]["scores"]:
+            values: dict[Any, float] = {
+                (one["task"], one["document"], one["prompt_hash"]): one["scores"][reading][metric] for one in documents
+            }
+            made.append(Scored(name, task, reading_label(reading), values))
+    for task in plan.generative:
+        own = results["generative"][task]
+        for mode, about in own["modes"].items():
+            setting = next(one for one in plan.settings(task) if one.mode == mode and one.temperature == about["temperature"])
+            verdicts = {number: held.grades[setting.key(number)]["verdicts"] for number in held.tasks[task]["problems"]}
+            values = {(number, own["k"]): pass_at_k(Rollouts(len(v), v.count("right")), own["k"]) for number, v in verdicts.items()}
+            made.append(Scored(name, task, MODES[mode], values))
+    return made
+
+
+def _row(own: Scored, first: Scored | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"benchmark": own.benchmark, "way": own.way, "run": own.run, "difference": None, "mcnemar": None}
+    row["score"] = asdict(mean_estimate(list(own.values.values())))
+    if first is not None:
+        shared = [key for key in first.values if key in own.values]
+        if not shared:
+            raise ValueError(f"{own.benchmark}: {own.run} and {first.run} were asked nothing in common (other data, examples, limit or k)")
+        one, other = ([run.values[key] for key in shared] for run in (first, own))
+        row["difference"] = asdict(paired_difference(one, other))
+        if all(value in (0, 1) for value in (*one, *other)):
+            row["mcnemar"] = asdict(mcnemar([value == 1 for value in one], [value == 1 for value in other]))
+    return row

@@ -1,0 +1,163 @@
+"""results.json: an evaluation's numbers, made from what its folder holds, or from the folders of its shards together."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fullband.evaluate.generative.problems import TASKS as GENERATIVE
+from fullband.evaluate.generative.summary import summarize
+from fullband.evaluate.harness.definitions import SHOT_OVERRIDES
+from fullband.evaluate.harness.summary import mean_of_tasks, summarize_task
+from fullband.evaluate.journal import Journal
+from fullband.evaluate.plan import PLAN, Plan, read_json
+from fullband.evaluate.run import Journals
+from fullband.files import write_json
+
+RESULTS, BASELINE = "results.json", "baseline"
+SMOKE = 200  # problems; a table of fewer is a smoke test
+_PACKAGES = ("fullband", "torch", "transformers", "lm_eval", "datasets", "tokenizers", "math-verify")
+
+
+def find_shards(folder: Path) -> list[Path]:
+    """The folders whose journals make up an evaluation: itself, or its shards in order.
+
+    Raises ValueError if there is no evaluation, if a shard is missing, or if they are not of the same evaluation.
+    """
+    if (folder / PLAN).is_file():
+        return [folder]
+    shards = sorted((path for path in folder.glob("shard-*-of-*") if (path / PLAN).is_file()), key=lambda path: plan_of(path).shard)
+    if not shards:
+        raise ValueError(f"{folder}: no evaluation there (neither {PLAN} nor shards)")
+    plans = [read_json(path / PLAN) for path in shards]
+    count = plans[0]["shard"][1]
+    missing = sorted(set(range(count)) - {plan["shard"][0] for plan in plans})
+    if missing:
+        raise ValueError(f"{folder}: of {count} shards {', '.join(str(index + 1) for index in missing)} is missing")
+    for path, plan in zip(shards, plans, strict=True):
+        differing = sorted(key for key in plan if key != "shard" and plan[key] != plans[0][key])
+        if differing or plan["shard"][1] != count:
+            raise ValueError(
+                f"{path}: not a shard of the same evaluation as {shards[0].name} (differs in {', '.join(differing) or 'shard'})"
+            )
+    return shards
+
+
+def build_results(folder: Path) -> dict[str, Any]:
+    """The numbers of a finished evaluation. Raises ValueError as `find_shards`, and if something is not finished."""
+    shards = find_shards(folder)
+    plan = read_json(shards[0] / PLAN)
+    asked = plan_of(shards[0])
+    own = Gathered(shards, asked)
+    other = Gathered([shard / BASELINE for shard in shards], asked) if (shards[0] / BASELINE / PLAN).is_file() else None
+    tasks = {name: _task(name, own, other) for name in asked.tasks}
+    return {
+        "model": plan["model"],
+        "baseline": read_json(shards[0] / BASELINE / PLAN)["model"] if other else None,
+        "plan": {key: value for key, value in plan.items() if key not in ("model", "shard")} | {"shards": len(shards)},
+        "smoke_test": _smallest(own, asked) < SMOKE,
+        "tasks": tasks,
+        "mean": _means(list(tasks.values())),
+        "generative": {name: _generative(name, asked, own, other) for name in asked.generative},
+        "seconds": sum(one["seconds"] for one in own.tasks.values()),
+        "versions": _versions(),
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "system": platform.system()},
+    }
+
+
+def write_results(folder: Path) -> dict[str, Any]:
+    """Write results.json, and return what is in it. Raises ValueError as `build_results` does."""
+    found: dict[str, Any] = finite(build_results(folder))
+    write_json(folder / RESULTS, found)
+    return found
+
+
+def finite(value: Any) -> Any:
+    """The value with None for undefined numbers, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+class Gathered:
+    """What the folders of all shards hold."""
+
+    def __init__(self, folders: Sequence[Path], plan: Plan):
+        """Raises ValueError if a task is not finished in one of them."""
+        self.documents, self.rollouts, self.grades = Journal(), Journal(), Journal()
+        self.tasks: dict[str, dict[str, Any]] = {}
+        for folder in folders:
+            journals = Journals.open(folder)
+            for name in (*plan.tasks, *plan.generative):
+                about = journals.tasks.get(f"task/{name}")
+                if about is None:
+                    raise ValueError(f"{folder}: {name} is not finished; run the same command again")
+                self._add(name, about)
+            for into, part in zip(
+                (self.documents, self.rollouts, self.grades), (journals.documents, journals.rollouts, journals.grades), strict=True
+            ):
+                into.add(part.items())
+
+    def _add(self, name: str, about: dict[str, Any]) -> None:
+        held = self.tasks.setdefault(name, {**about, "seconds": 0.0, "prompt_hash": [], "problems": []})
+        held["seconds"] += about["seconds"]
+        held["prompt_hash"] += about["prompt_hash"]
+        held["problems"] = sorted([*held["problems"], *about.get("problems", [])])
+
+    def scores(self, name: str) -> list[dict[str, Any]]:
+        found = [record for key, record in self.documents.items() if key.startswith(f"{name}/{record['task']}/")]
+        return sorted(found, key=lambda record: (record["task"], record["document"]))
+
+
+def _task(name: str, own: Gathered, other: Gathered | None) -> dict[str, Any]:
+    about = own.tasks[name]
+    found = summarize_task(own.scores(name), about["metric"], other.scores(name) if other else None)
+    note = SHOT_OVERRIDES.get(name) if about["shots"] else None
+    return {key: about[key] for key in ("shots", "data_hash", "prompt_hash", "seconds")} | {"note": note} | found
+
+
+def _means(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Over tasks that were read in the same ways; None for fewer than two tasks."""
+    alike = [task for task in tasks if list(task["readings"]) == list(tasks[0]["readings"])]
+    return mean_of_tasks(alike) if len(alike) > 1 else None
+
+
+def _generative(name: str, plan: Plan, own: Gathered, other: Gathered | None) -> dict[str, Any]:
+    about, task = own.tasks[name], GENERATIVE[name]
+    k = plan.k if task.sampled else 1
+    found = summarize(plan.settings(name), about["problems"], k, own.rollouts, own.grades)
+    if other is not None:
+        of_baseline = summarize(plan.of_baseline().settings(name), about["problems"], k, other.rollouts, other.grades)
+        found["baseline"] = of_baseline["modes"]["standard"]
+    about = {key: about[key] for key in ("data_hash", "prompt_hash", "seconds")}
+    return {"label": task.label, "new_tokens": plan.settings(name)[0].new_tokens, **about, **found}
+
+
+def _smallest(own: Gathered, plan: Plan) -> int:
+    return min([len(own.scores(name)) for name in plan.tasks] + [len(own.tasks[name]["problems"]) for name in plan.generative])
+
+
+def plan_of(folder: Path) -> Plan:
+    """Raises ValueError for a plan of another version."""
+    held = read_json(folder / PLAN)
+    try:
+        fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in held.items() if key != "model"}
+        return Plan(**fields)
+    except TypeError as error:
+        raise ValueError(f"{folder / PLAN}: not a plan this version can read ({error})") from None
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

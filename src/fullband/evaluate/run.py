@@ -1,0 +1,172 @@
+"""Run an evaluation: everything that is finished is on disk at once, so a killed run goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullband.evaluate.generative.grades import grade
+from fullband.evaluate.generative.problems import TASKS as GENERATIVE
+from fullband.evaluate.generative.problems import ProblemSet, load_problems
+from fullband.evaluate.generative.rollouts import roll_out
+from fullband.evaluate.harness.choice import check_metrics, score_benchmark
+from fullband.evaluate.harness.model import FullBandLM
+from fullband.evaluate.harness.tasks import Benchmark, load_benchmarks
+from fullband.evaluate.harness.text import HarnessText
+from fullband.evaluate.journal import Journal
+from fullband.evaluate.plan import Plan
+from fullband.evaluate.sandbox import Sandbox
+from fullband.feedback.passes import FeedbackModel
+
+Watch = Callable[[str, int, int], None]  # what is being done, how much of it is done, how much there is
+
+
+@dataclass(frozen=True)
+class Material:
+    """The tasks of a plan, loaded: a model and its baseline are asked the same."""
+
+    benchmarks: list[Benchmark]
+    problems: list[ProblemSet]
+
+
+@dataclass(frozen=True)
+class Journals:
+    """The files of an evaluation.
+
+    scores     log-likelihoods by request, so that not even a batch is lost
+    documents  metrics of each document, by task
+    rollouts   answers by setting and problem
+    grades     of the rollouts
+    tasks      what was asked and how long it took, by task
+    """
+
+    scores: Journal
+    documents: Journal
+    rollouts: Journal
+    grades: Journal
+    tasks: Journal
+
+    @classmethod
+    def open(cls, folder: Path) -> Journals:
+        """Raises ValueError naming a damaged file."""
+        names = ("scores", "documents", "rollouts", "grades", "tasks")
+        return cls(*(Journal(folder / f"{name}.jsonl") for name in names))
+
+
+def load_material(plan: Plan, text: HarnessText, data_dir: Path | None) -> Material:
+    """Raises ValueError in one line for unknown tasks, missing data and metrics that can't be averaged."""
+    benchmarks = load_benchmarks(plan.tasks, plan.shots, data_dir) if plan.tasks else []
+    for benchmark in benchmarks:
+        check_metrics(benchmark)
+    problems = [load_problems(GENERATIVE[name], plan.prompts, text.template, data_dir, plan.limit, plan.shard) for name in plan.generative]
+    return Material(benchmarks, problems)
+
+
+def evaluate(
+    model: FeedbackModel,
+    text: HarnessText,
+    plan: Plan,
+    material: Material,
+    folder: Path,
+    *,
+    batch_rows: int = 8,
+    workers: int = 1,
+    sandbox: Callable[[], Sandbox] = Sandbox,
+    watch: Watch = lambda what, done, total: None,
+) -> None:
+    """Fill the folder's journals with what they lack. Raises ValueError as the parts do."""
+    journals = Journals.open(folder)
+    lm = FullBandLM(model, plan.modes[0], plan.fused_passes if plan.modes[0] == "fused" else None, text, batch_size=batch_rows)
+    lm.seed, lm.journal = plan.seed, journals.scores
+    for benchmark in material.benchmarks:
+        if f"task/{benchmark.name}" not in journals.tasks:
+            _score(lm, benchmark, plan, journals, watch)
+    for found in material.problems:
+        if f"task/{found.task.name}" not in journals.tasks:
+            _answer(model, text, found, plan, journals, batch_rows, workers, sandbox, watch)
+
+
+def _score(lm: FullBandLM, benchmark: Benchmark, plan: Plan, journals: Journals, watch: Watch) -> None:
+    started, done = time.perf_counter(), 0
+
+    def count(requests: int, total: int) -> None:
+        nonlocal done
+        done += requests
+        watch(benchmark.name, done, total)
+
+    watch(benchmark.name, 0, 0)
+    lm.watch = count
+    documents = score_benchmark(lm, benchmark, plan.readings, plan.limit, plan.shard)
+    journals.documents.add((f"{benchmark.name}/{one.task}/{one.document}", one.to_json()) for one in documents)
+    about = {
+        "kind": "task",
+        "metric": check_metrics(benchmark),
+        "shots": benchmark.parts[0].config.num_fewshot,
+        "data_hash": benchmark.data_hash(),
+        "prompt_hash": [_together([one.prompt_hash for one in documents])],
+    }
+    journals.tasks.add({f"task/{benchmark.name}": about | {"seconds": time.perf_counter() - started}})
+
+
+def _answer(
+    model: FeedbackModel,
+    text: HarnessText,
+    found: ProblemSet,
+    plan: Plan,
+    journals: Journals,
+    batch_rows: int,
+    workers: int,
+    sandbox: Callable[[], Sandbox],
+    watch: Watch,
+) -> None:
+    started, name, settings = time.perf_counter(), found.task.name, plan.settings(found.task.name)
+    done, total = 0, len(settings) * len(found.problems)
+
+    def count(problems: int) -> None:
+        nonlocal done
+        done += problems
+        watch(f"{name}: answers", done, total)
+
+    for place, setting in enumerate(settings):
+        done = place * len(found.problems)
+        roll_out(model, text, found.problems, setting, journals.rollouts, batch_rows, count)
+    done, total = 0, sum(setting.n for setting in settings) * len(found.problems)
+
+    def graded(rollouts: int) -> None:
+        nonlocal done
+        done += rollouts
+        watch(f"{name}: grades", done, total)
+
+    grade(found, settings, journals.rollouts, journals.grades, sandbox=sandbox, workers=workers, done=graded)
+    about = {
+        "kind": "generative",
+        "problems": [problem.number for problem in found.problems],
+        "data_hash": found.data_hash,
+        "prompt_hash": [found.prompt_hash],
+    }
+    journals.tasks.add({f"task/{name}": about | {"seconds": time.perf_counter() - started}})
+
+
+def _together(hashes: Sequence[str]) -> str:
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
+
+
+def show_prompts(material: Material, plan: Plan, count: int = 1) -> list[dict[str, Any]]:
+    """For --dry-run: the first `count` prompts of each task, with the continuations whose log-likelihoods are compared."""
+    from fullband.evaluate.harness.choice import requests_of
+
+    shown: list[dict[str, Any]] = []
+    for benchmark in material.benchmarks:
+        instances = next(iter(requests_of(benchmark, min(count, plan.limit or count)).values()))
+        for number in dict.fromkeys(instance.doc_id for instance in instances):
+            own = [instance.args for instance in instances if instance.doc_id == number]
+            continuations = [args[1] if isinstance(args[1], str) else None for args in own]
+            shown.append({"task": benchmark.name, "document": number, "prompt": own[0][0], "continuations": continuations})
+    for found in material.problems:
+        for problem in found.problems[:count]:
+            shown.append({"task": found.task.name, "document": problem.number, "prompt": problem.prompt, "stops": list(problem.stops)})
+    return shown

@@ -1,0 +1,65 @@
+"""Standard mode is lm-eval's own Hugging Face model: in every log-likelihood, and in every greedy answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fullband.evaluate.harness.choice import requests_of
+from fullband.evaluate.harness.definitions import PAPER_TASKS
+from fullband.evaluate.harness.model import FullBandLM
+from fullband.evaluate.harness.tasks import load_benchmarks
+
+pytestmark = pytest.mark.shared_data
+
+
+@pytest.fixture(scope="module")
+def theirs(tiny: Any) -> Any:
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(pretrained=str(tiny.source), dtype="float32", batch_size=2, device="cpu")
+
+
+@pytest.fixture(scope="module", params=["source", "converted"])
+def ours(tiny: Any, request: pytest.FixtureRequest) -> FullBandLM:
+    return FullBandLM(getattr(tiny, request.param), batch_size=2)
+
+
+@pytest.mark.parametrize("name", PAPER_TASKS)
+def test_log_likelihoods_of_the_ten_tasks(name: str, ours: FullBandLM, theirs: Any, shared_data: Path) -> None:
+    [benchmark] = load_benchmarks([name], 5, shared_data)
+    compared = 0
+    for instances in requests_of(benchmark, 2).values():
+        one, other = (model.loglikelihood(instances, disable_tqdm=True) for model in (ours, theirs))
+        assert [value for value, _ in one] == pytest.approx([value for value, _ in other], abs=1e-4, rel=0)
+        assert [greedy for _, greedy in one] == [greedy for _, greedy in other]
+        compared += len(instances)
+    assert compared >= 4
+
+
+def test_greedy_answers(ours: FullBandLM, theirs: Any, shared_data: Path) -> None:
+    [benchmark] = load_benchmarks(["gsm8k"], None, shared_data)
+    [instances] = requests_of(benchmark, 3).values()
+    for instance in instances:
+        instance.arguments[1]["max_gen_toks"] = 24
+    one, other = (model.generate_until(instances, disable_tqdm=True) for model in (ours, theirs))
+    assert one == other
+    assert any(one)
+
+
+def test_rolling_log_likelihoods(ours: FullBandLM, theirs: Any) -> None:
+    from lm_eval.api.instance import Instance
+
+    texts = ["", "one text", "another, longer than that"][1:]
+    requests = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
+    assert ours.loglikelihood_rolling(requests) == pytest.approx(theirs.loglikelihood_rolling(requests, disable_tqdm=True), abs=1e-4)
+
+
+def test_an_empty_context(ours: FullBandLM, theirs: Any) -> None:
+    from lm_eval.api.instance import Instance
+
+    requests = [Instance("loglikelihood", {}, ("", " yes"), 0)]
+    [(one, _)], [(other, _)] = ours.loglikelihood(requests, disable_tqdm=True), theirs.loglikelihood(requests, disable_tqdm=True)
+    assert one == pytest.approx(other, abs=1e-4)

@@ -1,0 +1,143 @@
+"""Reports from folders written by hand: what stands in them, the paper's tables, the heading of small tables."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fullband.evaluate.generative.problems import TASKS
+from fullband.evaluate.plan import Plan, check_folder, start
+from fullband.evaluate.report.compare import compare_runs
+from fullband.evaluate.report.markdown import markdown
+from fullband.evaluate.report.results import build_results, write_results
+from fullband.evaluate.report.tables import PAPER, score, tables_of
+from fullband.evaluate.run import Journals
+from fullband.plots.evaluation import plot_evaluation
+from fullband.plots.evaluation_page import page
+
+MODEL = {"name": "models/mine", "parameters": 1000, "weights": "0" * 64, "dtype": "float32", "device": "cpu", "plain": False}
+ZERO_SHOT = ("winogrande", "piqa", "openbookqa", "arc_easy", "arc_challenge")
+
+
+def write_run(folder: Path, documents: int, better: float = 0.0, shard: tuple[int, int] = (0, 1)) -> Plan:
+    """Tasks: right in half of the documents, and in `better` more of them after one pass. GSM8K in two modes, MBPP at two temperatures."""
+    plan = Plan(
+        suite="paper-0shot", tasks=ZERO_SHOT, shots=0, generative=("gsm8k", "mbpp"), readings=(0, 1), modes=("standard", "soft"),
+        prompts="chat", temperatures=(0.3, 0.7), n=2, k=2, shard=shard,
+    )  # fmt: skip
+    start(folder, plan, MODEL)
+    journals = Journals.open(folder)
+    mine = range(shard[0], documents, shard[1])
+    about: dict[str, Any] = {"data_hash": "d", "prompt_hash": ["p"], "seconds": 1.0}
+    for task in plan.tasks:
+        records = {}
+        for i in mine:
+            scores = {"0": {"acc": float(i % 2)}, "1": {"acc": float(i % 2 or i < 2 * better * documents)}}
+            records[f"{task}/{task}/{i}"] = {"task": task, "document": i, "prompt_hash": "p", "scores": scores}
+        journals.documents.add(records)
+        journals.tasks.add({f"task/{task}": about | {"kind": "task", "metric": "acc", "shots": 0}})
+    for name in plan.generative:
+        for setting in plan.settings(name):
+            right = setting.mode == "soft"
+            rollout = {"text": f"<{setting.mode}> `x` | y", "tokens": 5 if right else 9, "finish": "stop" if right else "length"}
+            journals.rollouts.add((setting.key(i), {"cut": 0, "rollouts": [rollout] * setting.n}) for i in mine)
+            verdicts = ["right" if right else "undecided"] * setting.n
+            journals.grades.add((setting.key(i), {"verdicts": verdicts, "details": [""] * setting.n}) for i in mine)
+        journals.tasks.add({f"task/{name}": about | {"kind": "generative", "problems": list(mine)}})
+    return plan
+
+
+def test_the_papers_tables_stand_beside_ours(tmp_path: Path) -> None:
+    write_run(tmp_path, 200, better=0.25)
+    tables = {table.title: table for table in tables_of(write_results(tmp_path))}
+    second = tables["Table 2 of the paper, and here"]
+    assert second.rows[-3] == ["full-bandwidth 1B, 200B tokens, 1 feedback pass", "62.59", "71.49", "35.00", "63.43", "35.41", "53.58"]
+    assert second.rows[-1] == ["here: 1 pass", *["75.0 ± 3.1"] * 5, "75.0 ± 1.4"]
+    first = tables["Table 1 of the paper, and here"]
+    assert first.columns == ["model", "GSM8K", "MBPP"]
+    assert first.rows[1] == ["full-bandwidth 200B, soft", "67.93", "39.80"]
+    assert first.rows[-1] == ["here: Soft", "100.0 ± 0.0", "100.0 ± 0.0"]
+    assert tables["Differences"].rows[0] == ["winogrande", "1 pass − 0 passes", "+25.0 ± 3.1", "0", "50", "1.78e-15"]
+    assert tables["Length of answers"].rows[0] == ["GSM8K", "Standard", "-", "-", "-", "0", "200", "200"]
+    assert tables["Length of answers"].rows[1] == ["GSM8K", "Soft", "5", "5", "5", "200", "0", "0"]
+    assert "temperatures" in " ".join(tables).lower() and len(tables["Temperatures"].rows) == 2
+
+
+@pytest.mark.shared_data
+def test_the_papers_numbers_are_the_papers() -> None:
+    shared = Path(os.environ.get("FULLBAND_SHARED") or Path(__file__).parents[4] / "shared")
+    path = shared / "paper" / "full-bandwidth-transformer.md"
+    if not path.is_file():
+        pytest.skip(f"no paper at {path}")
+    text, paper = path.read_text(encoding="utf-8"), json.loads(PAPER.read_text(encoding="utf-8"))
+    for rows in (paper["table_1"]["rows"], paper["table_2"]["rows"]):
+        for name, values in rows.items():
+            assert "".join(f"{value:.2f}" for value in values) in text, name
+
+
+@pytest.mark.parametrize(("documents", "smoke"), [(199, True), (200, False)])
+def test_small_tables_are_headed_smoke_test(tmp_path: Path, documents: int, smoke: bool) -> None:
+    write_run(tmp_path, documents)
+    results = write_results(tmp_path)
+    assert results["smoke_test"] is smoke
+    assert all(table.title.startswith("Smoke test: ") is smoke for table in tables_of(results))
+    assert ("Smoke test: " in markdown(results)) is smoke
+    assert ("<h1>Smoke test: models/mine" in page(results)) is smoke
+
+
+def test_shards_are_the_whole(tmp_path: Path) -> None:
+    write_run(tmp_path / "whole", 12, better=0.3)
+    for index in range(3):
+        write_run(tmp_path / "parts" / f"shard-{index + 1}-of-3", 12, better=0.3, shard=(index, 3))
+    whole, parts = (build_results(tmp_path / name) for name in ("whole", "parts"))
+    assert parts["plan"]["shards"] == 3 and parts["seconds"] == 3 * whole["seconds"]
+    for name in ("tasks", "generative"):
+        for task in (*whole[name].values(), *parts[name].values()):
+            del task["seconds"], task["prompt_hash"]
+        assert json.dumps(whole[name]) == json.dumps(parts[name])
+    (tmp_path / "parts" / "shard-2-of-3" / "tasks.jsonl").write_text("")
+    with pytest.raises(ValueError, match="shard-2-of-3: winogrande is not finished"):
+        build_results(tmp_path / "parts")
+
+
+def test_runs_are_compared_on_what_both_were_asked(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", 20)
+    write_run(tmp_path / "other", 12, better=0.25)
+    rows = compare_runs([tmp_path / "one", tmp_path / "other"]).rows
+    row = next(row for row in rows if row["run"].startswith("other") and (row["benchmark"], row["way"]) == ("piqa", "1 pass"))
+    assert row["score"]["count"] == 12 and row["difference"]["count"] == 12
+    assert row["mcnemar"]["only_second"] == 3 and row["mcnemar"]["only_first"] == 0
+
+
+def test_text_of_a_model_is_shown_as_it_is(tmp_path: Path) -> None:
+    write_run(tmp_path, 3)
+    results = write_results(tmp_path)
+    assert "&lt;soft&gt; `x` | y" in page(results) and "<soft>" not in page(results)
+    assert "<soft> `x` | y" in markdown(results)
+
+
+def test_pictures_show_what_there_is(tmp_path: Path) -> None:
+    write_run(tmp_path, 3)
+    results = write_results(tmp_path)
+    assert list(plot_evaluation(results, tmp_path).values()) == ["figure-4.svg", "figure-5.svg", "figure-6.svg"]
+    results["generative"], results["mean"] = {}, None
+    assert plot_evaluation(results, tmp_path) == {}
+
+
+def test_an_evaluation_is_not_mixed_with_another(tmp_path: Path) -> None:
+    plan = write_run(tmp_path, 3)
+    assert check_folder(tmp_path, plan, MODEL)
+    with pytest.raises(ValueError, match="another model; give another --output"):
+        check_folder(tmp_path, plan, MODEL | {"weights": "1" * 64})
+    assert not check_folder(tmp_path / "new", plan, MODEL)
+
+
+def test_scores_as_text() -> None:
+    assert score({"value": 0.5, "error": 0.0123}) == "50.0 ± 1.2"
+    assert score({"value": 1.0, "error": None}) == score({"value": 1.0, "error": float("nan")}) == "100.0"
+    assert score(None) == score({"value": None, "error": None}) == "-"
+    assert [task.label for task in TASKS.values()] == ["GSM8K", "MATH-500", "HumanEval", "MBPP"]

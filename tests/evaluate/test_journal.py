@@ -1,0 +1,39 @@
+"""Journals keep what is finished, whatever happens to the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fullband.evaluate.journal import Journal
+
+
+def test_what_was_added_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.add({"a": 1, "b": {"c": "é"}})
+    journal.add([("a", 2)])
+    again = Journal(path)
+    assert dict(again.items()) == {"a": 2, "b": {"c": "é"}}
+    assert "a" in again and "z" not in again and again.get("z") is None and again["a"] == 2
+
+
+def test_a_line_cut_off_is_dropped_and_damage_elsewhere_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'["a", 1]\n["b", 2')
+    assert dict(Journal(path).items()) == {"a": 1}
+    Journal(path).add({"b": 3})
+    assert dict(Journal(path).items()) == {"a": 1, "b": 3}
+    path.write_bytes(b'["a", 1]\nnonsense\n["b", 3]\n')
+    with pytest.raises(ValueError, match=r"journal\.jsonl:2: damaged"):
+        Journal(path)
+
+
+def test_a_kill_loses_nothing_that_was_added(tmp_path: Path, killed_while: Callable[[Callable[[int], None]], Iterator[None]]) -> None:
+    path = tmp_path / "journal.jsonl"
+    for _ in killed_while(lambda i: Journal(path).add({f"{len(Journal(path))}": "x" * 5000})):
+        kept = dict(Journal(path).items())
+        assert list(kept) == [str(number) for number in range(len(kept))]
+        assert len(kept) >= 1
