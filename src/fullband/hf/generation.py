@@ -61,14 +61,14 @@ class FeedbackGeneration(PreTrainedModel, GenerationMixin):
         feedback_passes: FeedbackPasses | None = None,
     ) -> tuple[str, FeedbackPasses | None]:
         """(mode, feedback passes) of the arguments, else of the generation config given, else of the model's, else of its config.
-        Passes that are set further back than the mode count only if it is fused: they belong to another mode."""
+        Passes that are set further back than the mode count only if it is fused and they are not set for another mode."""
         places: list[tuple[str | None, FeedbackPasses | None]] = [(latent_feedback_mode, feedback_passes)]
         places += [(getattr(place, KEYS[0], None), getattr(place, KEYS[1], None)) for place in (generation_config, self.generation_config)]
         places.append((self.config.latent_feedback_mode, None))
         chosen = next(i for i, (name, _) in enumerate(places) if name is not None)
         name = places[chosen][0]
         assert name is not None
-        considered = places if name == "fused" else places[: chosen + 1]
+        considered = [p for p in places if p[0] in (None, "fused")] if name == "fused" else places[: chosen + 1]
         return name, next((passes for _, passes in considered if passes is not None), None)
 
     @torch.no_grad()
