@@ -33,7 +33,7 @@ def _draw(plot: Any, results: Mapping[str, Any], path: Path) -> str:
 def plot_passes(results: Mapping[str, Any], path: Path) -> None:
     """Fig. 4 right: the mean over tasks, and thinly the tasks themselves."""
     mean = results["mean"]
-    names = list(mean["readings"])
+    names = [name for name in mean["readings"] if name != "soft"]  # it is another way of reading, and has no place on the axis
     places = range(len(names))
     with figure([path], width=6.4) as (_, axes):
         for task in results["tasks"].values():

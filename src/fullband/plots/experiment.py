@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +18,38 @@ PROBE_KEYS = {"1": "fused-1", "2": "fused-4", "4": "fused-16", "full": "exact"} 
 def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
     """Draw result.json into `paths`: large marks are means with 95% intervals over seeds, small ones the seeds."""
     kind, rows = found["measure"]["kind"], found["rows"]
-    cells = list(dict.fromkeys(row["cell"] for row in rows))
     readings = list(dict.fromkeys(row["reading"] for row in rows))
     columns = list(rows[0]["columns"])
-    with figure(paths, width=3.0 + 3.4 * len(columns), height=1.9 + 0.62 * len(cells), columns=len(columns)) as (drawing, panels):
+    places = _places(rows)
+    deepest = places[-1] + 1
+    with figure(paths, width=3.0 + 3.4 * len(columns), height=1.9 + 0.2 * deepest, columns=len(columns)) as (drawing, panels):
         axes_of = [panels] if len(columns) == 1 else panels[0]
         for axes, column in zip(axes_of, columns, strict=True):
-            for row in rows:
-                here = readings_of(rows, row["cell"])
-                spread = 0.7 * (here.index(row["reading"]) / max(1, len(here) - 1) - 0.5) if len(here) > 1 else 0.0
-                _point(axes, row["reading"], row["columns"][column], cells.index(row["cell"]) + spread)
-            axes.set_yticks(range(len(cells)), cells if axes is axes_of[0] else [""] * len(cells))
-            axes.set_ylim(len(cells) - 0.5, -0.5)
+            for row, place in zip(rows, places, strict=True):
+                _point(axes, row["reading"], row["columns"][column], place)
+            middles = {cell: _middle(rows, places, cell) for cell in dict.fromkeys(row["cell"] for row in rows)}
+            axes.set_yticks(list(middles.values()), list(middles) if axes is axes_of[0] else [""] * len(middles))
+            axes.set_ylim(deepest, -1)
             axes.tick_params(axis="y", length=0)
+            axes.grid(False, axis="y")
             axes.set(xlabel=AXES[kind], title=f"position {column}" if kind == "positions" else column)
             if kind != "settling":
                 axes.set_xlim(-0.03, 1.03)
-        drawing.legend(
-            handles=[_handle(reading) for reading in readings], loc="outside lower center", ncols=min(5, len(readings)), fontsize=9
-        )
+        handles = [_handle(reading) for reading in readings]
+        drawing.legend(handles=handles, loc="outside lower center", ncols=min(4, len(readings)), fontsize=9)
 
 
-def readings_of(rows: Sequence[Mapping[str, Any]], cell: str) -> list[str]:
-    return [row["reading"] for row in rows if row["cell"] == cell]
+def _places(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Heights of the rows, counted down: one apart, and two where a new cell begins."""
+    places = [0.0]
+    for before, row in pairwise(rows):
+        places.append(places[-1] + (1 if row["cell"] == before["cell"] else 2))
+    return places
+
+
+def _middle(rows: Sequence[Mapping[str, Any]], places: Sequence[float], cell: str) -> float:
+    own = [place for row, place in zip(rows, places, strict=True) if row["cell"] == cell]
+    return (own[0] + own[-1]) / 2
 
 
 def look(reading: str) -> tuple[str, str]:

@@ -1,0 +1,164 @@
+"""`fullband experiment`: run a grid of recipes with seeds, and write what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fullband.experiments import Experiment, Job
+
+EXAMPLES = """Examples:
+
+\b
+  fullband experiment --list
+  fullband experiment s3 --dry-run                 jobs, steps and expected compute
+  fullband experiment s3                           run it, or go on with it, and write results/s3
+  fullband experiment s3 --seeds 0 --cells fullband,standard-compute
+  fullband experiment s3 --report                  write results/s3 from the jobs that are finished
+"""
+
+
+def experiment(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment of recipes/experiments, or a yaml file.")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the experiments of recipes/experiments.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and what it is expected to cost; write nothing.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Run nothing: write the results of the jobs that are finished.")] = False,
+    seeds: Annotated[str | None, typer.Option(metavar="N,…", help="Run and report only these of its seeds.")] = None,
+    cells: Annotated[str | None, typer.Option(metavar="NAME,…", help="Run and report only these of its cells.")] = None,
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs, kept to resume from.")] = Path("runs/experiments"),
+    results: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder of the report; default: results/NAME.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Run an experiment: every cell with every seed, one after the other.
+
+    A job that is finished is not run again; one that was stopped or killed goes on from its last checkpoint. The report has a table with
+    intervals over seeds, pictures, the logs and recipes of all jobs, and the compute spent. Under three seeds it is a smoke test.
+    """
+    from fullband.cli.console import messages, output, print_json
+    from fullband.experiments import find_experiment, jobs_of, list_experiments, load_experiment, write_report
+
+    if show_list:
+        listed = [load_experiment(path) for path in list_experiments()]
+        print_json([summary(found) for found in listed]) if as_json else print_list(output(), listed)
+        return
+    if name is None:
+        raise ValueError("which experiment? fullband experiment --list shows them")
+    loaded = load_experiment(find_experiment(name))
+    jobs = jobs_of(loaded, None, runs)
+    chosen = choose(loaded, jobs, seeds, cells)
+    if dry_run:
+        plan = [job_plan(loaded, job) for job in chosen]
+        print_json({"name": loaded.name, "jobs": plan}) if as_json else print_plan(output(), loaded, plan)
+        return
+    options = "".join(f" {option} {value}" for option, value in (("--seeds", seeds), ("--cells", cells)) if value)
+    if not report:
+        run_jobs(messages(), loaded, chosen, f"fullband experiment {name}{options}")
+    folder = results or Path("results") / loaded.name
+    found = write_report(loaded, chosen, folder, f"fullband experiment {loaded.name}{options}")
+    print_json(found) if as_json else print_result(output(), found, folder)
+
+
+def choose(experiment: Experiment, jobs: list[Job], seeds: str | None, cells: str | None) -> list[Job]:
+    """The jobs of these seeds and cells. Raises ValueError for one that the experiment does not have."""
+    known_seeds, known_cells = [str(seed) for seed in experiment.seeds], [cell.name for cell in experiment.cells]
+    wanted_seeds, wanted_cells = (words(text) or known for text, known in ((seeds, known_seeds), (cells, known_cells)))
+    for option, wanted, known in (("--seeds", wanted_seeds, known_seeds), ("--cells", wanted_cells, known_cells)):
+        for word in wanted:
+            if word not in known:
+                raise ValueError(f"{option}: {experiment.name} has no '{word}' (it has {', '.join(known)})")
+    return [job for job in jobs if str(job.seed) in wanted_seeds and job.cell.name in wanted_cells]
+
+
+def words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def run_jobs(console: Console, experiment: Experiment, jobs: list[Job], command: str) -> None:
+    """Run what is not finished. A signal ends it with the signal's exit code; the run in hand has been saved."""
+    from fullband.cli.progress import TrainingProgress
+    from fullband.experiments.run import StoppedError, run_job, state_of
+
+    states = [state_of(experiment, job) for job in jobs]  # all are checked before the first one trains
+    for number, (job, state) in enumerate(zip(jobs, states, strict=True), start=1):
+        if state.word == "finished":
+            continue
+        console.print(f"job {number} of {len(jobs)}: {job.name}", style="bold", soft_wrap=True)
+        try:
+            with TrainingProgress(console) as progress:
+                run_job(experiment, job, progress)
+        except StoppedError as stopped:
+            console.print(f"stopped; continue with: {command}", soft_wrap=True)
+            raise typer.Exit(128 + stopped.signal) from None
+
+
+def summary(experiment: Experiment) -> dict[str, Any]:
+    return {
+        "name": experiment.name,
+        "title": experiment.title,
+        "question": experiment.question,
+        "cells": [cell.name for cell in experiment.cells],
+        "seeds": experiment.seeds,
+    }
+
+
+def print_list(console: Console, listed: list[Experiment]) -> None:
+    from fullband.cli.tables import print_table, table
+
+    made = table(["name", "what it asks", "cells", "seeds"], words=2)
+    for found in listed:
+        made.add_row(found.name, found.title, str(len(found.cells)), ", ".join(map(str, found.seeds)))
+    print_table(console, "Experiments in recipes/experiments", made, "Run one with: fullband experiment NAME")
+
+
+def job_plan(experiment: Experiment, job: Job) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from fullband.experiments.run import state_of
+
+    return {
+        "cell": job.cell.name,
+        "seed": job.seed,
+        "state": state_of(experiment, job).word,
+        "folder": str(job.folder),
+        "steps": job.recipe.train.steps,
+        "expected": asdict(job.cost),
+    }
+
+
+def print_plan(console: Console, experiment: Experiment, plan: list[dict[str, Any]]) -> None:
+    from fullband.cli.amounts import short
+    from fullband.cli.tables import print_table, table
+
+    made = table(["job", "state", "steps", "tokens", "token-equivalent", "computed", "FLOPs"], words=2)
+    for job in plan:
+        cost = job["expected"]
+        counts = [short(cost[key]) for key in ("tokens", "token_equivalent", "executed_positions")]
+        made.add_row(f"{job['cell']}, seed {job['seed']}", job["state"], f"{job['steps']:,}", *counts, f"{cost['flops']:.2e}")
+    print_table(console, f"{experiment.name}: {experiment.title}", made, "Expected compute; nothing was written.")
+
+
+def print_result(console: Console, found: dict[str, Any], folder: Path) -> None:
+    from fullband.cli.tables import print_table, table
+    from fullband.experiments.report import cell_of, reading_words, seeds_of, unit
+
+    columns = list(found["rows"][0]["columns"])
+    made = table(["cell", "read", "n (seeds)", *columns], words=2)
+    for row in found["rows"]:
+        cells = [cell_of(row["columns"][column]) for column in columns]
+        made.add_row(row["cell"], reading_words(row["reading"]), seeds_of(found, row["cell"]), *cells)
+    smoke = "Smoke test (fewer than three seeds, no claim): " if found["smoke_test"] else ""
+    print_table(console, f"{smoke}{found['title']}", made, f"{unit(found)}; mean ± half of the 95% interval over seeds.")
+    for compared in found["comparisons"]:
+        of = ", ".join(f"{column}: {v['mean']:+.3f} ± {v['half_width']:.3f} ({v['shows']})" for column, v in compared["columns"].items())
+        ours, theirs = (f"{compared[a]}, {reading_words(compared[b])}" for a, b in (("cell", "reading"), ("to", "to_reading")))
+        console.print(f"{ours} minus {theirs}: {of}", soft_wrap=True)
+    if found["unfinished"]:
+        console.print(f"not run: {'; '.join(found['unfinished'])}", soft_wrap=True)
+    console.print(f"report: {folder / 'README.md'}", soft_wrap=True)

@@ -1,0 +1,20 @@
+"""Experiments: a grid of recipes with seeds, what is measured of each, and the report that says how sure it is."""
+
+from fullband.experiments.config import Experiment, find_experiment, list_experiments, load_experiment
+from fullband.experiments.grid import Job, jobs_of
+from fullband.experiments.report import write_report
+from fullband.experiments.run import finished_results, run_job
+from fullband.experiments.summary import summarise
+
+__all__ = [
+    "Experiment",
+    "Job",
+    "find_experiment",
+    "finished_results",
+    "jobs_of",
+    "list_experiments",
+    "load_experiment",
+    "run_job",
+    "summarise",
+    "write_report",
+]

@@ -1,0 +1,163 @@
+"""An experiment as yaml: one recipe, the cells that change it, the seeds, and what is measured. Typed and strict, as recipes are."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from fullband.config import Control, FeedbackPasses
+from fullband.probe.examples import TASKS, Task
+from fullband.probe.reading import PREFILLS
+from fullband.strict import Strict, parse
+
+FOLDER = Path("recipes") / "experiments"
+OWN = ("name", "seed", "output")  # keys of a recipe that the experiment sets
+NAME = r"^[a-z0-9][a-z0-9-]*$"
+
+
+Amount = Literal["tokens", "token-equivalent", "flops"]
+
+
+class EqualTo(Strict):
+    """As many steps as make this cell's expected compute equal to that of the cell `cell`, to within a step.
+
+    by  tokens; token-equivalent (tokens x passes, section 4); flops (executed, by formula); several, if they ask for the same steps
+    """
+
+    cell: str
+    by: list[Amount] = Field(min_length=1)
+
+    @field_validator("by", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+class Cell(Strict):
+    """A model of the grid: the experiment's recipe with keys such as `feedback.prefix` changed.
+
+    run  "s3/fullband": the same model, measured in the same way, is a cell of another experiment; its runs are these
+    """
+
+    name: str = Field(pattern=NAME)
+    run: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*$")
+    about: str = ""
+    set: dict[str, Any] = Field(default_factory=dict)
+    equal: EqualTo | None = None
+
+
+class PositionsMeasure(Strict):
+    """Right answers of a built-in task at these positions, counted from 1, of held-out rows that end at the last of them.
+
+    controls   the model that was trained without one is read again, with the last of `feedback_passes`, under each of these
+    """
+
+    kind: Literal["positions"] = "positions"
+    positions: list[int] = Field(min_length=1)
+    rows: int = Field(default=1024, gt=0)
+    feedback_passes: list[FeedbackPasses] = Field(default=[0, 1, 4, 16, "exact"], min_length=1)
+    controls: list[Control] = Field(default_factory=list)
+
+
+class SettlingMeasure(Strict):
+    """Loss of held-out text by feedback passes, and the verdict of `diagnose` on `passes` passes over it."""
+
+    kind: Literal["settling"] = "settling"
+    rows: int = Field(default=16, gt=0)
+    length: int | None = Field(default=None, gt=3)
+    passes: int = Field(default=32, ge=3)
+    feedback_passes: list[FeedbackPasses] = Field(default=[0, 1, 2, 4, 8, 16, "exact"], min_length=1)
+
+
+class ProbeMeasure(Strict):
+    """Accuracy of linear probes at the input of the stack (Fig. 7), for each way of prefilling."""
+
+    kind: Literal["probe"] = "probe"
+    tasks: list[Task] = Field(default=list(TASKS))
+    prefills: list[str] = Field(default=list(PREFILLS))
+    groups: int | None = Field(default=None, ge=4)
+
+
+Measure = Annotated[Union[PositionsMeasure, SettlingMeasure, ProbeMeasure], Field(discriminator="kind")]
+
+
+class Comparison(Strict):
+    """`cell` read in the way `reading` against the cell `to` read in the way `to_reading`, seed by seed."""
+
+    cell: str
+    reading: str
+    to: str
+    to_reading: str
+
+
+class Experiment(Strict):
+    name: str = Field(pattern=NAME)
+    title: str
+    question: str
+    recipe: dict[str, Any] = Field(description="a recipe's file, beside this one, or its keys; name, seed and output are the experiment's")
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(default=[0, 1, 2], min_length=1)
+    cells: list[Cell] = Field(min_length=1)
+    measure: Measure
+    comparisons: list[Comparison] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list, description="what a reader of the results must know")
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Experiment:
+        names = [cell.name for cell in self.cells]
+        for what, values in (("cells", names), ("seeds", self.seeds)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{what}: one of them stands twice")
+        named = [cell.equal.cell for cell in self.cells if cell.equal] + [c for x in self.comparisons for c in (x.cell, x.to)]
+        for name in named:
+            if name not in names:
+                raise ValueError(f"no cell is called '{name}' (there are {', '.join(names)})")
+        by_name = {cell.name: cell for cell in self.cells}
+        if chained := next((cell.name for cell in self.cells if cell.equal and by_name[cell.equal.cell].equal), None):
+            raise ValueError(f"cells: '{chained}' is made equal to a cell that is itself made equal to another")
+        if own := set(OWN) & {*self.recipe, *(key for cell in self.cells for key in cell.set)}:
+            raise ValueError(f"recipe: the experiment sets '{min(own)}' itself")
+        return self
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Raises ValueError, in one line that names the file and the key, for anything wrong with it."""
+    raw = _read_mapping(path, "an experiment")
+    if isinstance(raw.get("recipe"), str):
+        recipe = _read_mapping(path.parent / raw["recipe"], "a recipe")
+        raw["recipe"] = {key: value for key, value in recipe.items() if key not in (*OWN, "description")}
+    return parse(Experiment, raw, str(path))
+
+
+def _read_mapping(path: Path, what: str) -> dict[str, Any]:
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{path}: not readable as yaml: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path}: {what} is a mapping of keys")
+    return raw
+
+
+def list_experiments(folder: Path = FOLDER) -> list[Path]:
+    """The yaml files of `folder`. Raises ValueError if there is no such folder."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder; run this where the repository's recipes/ are, or name a yaml file")
+    return sorted(folder.glob("*.yaml"))
+
+
+def find_experiment(name: str, folder: Path = FOLDER) -> Path:
+    """The file of an experiment, named or given as a path. Raises ValueError naming the nearest one if there is none."""
+    if name.endswith(".yaml"):
+        if not Path(name).is_file():
+            raise ValueError(f"{name}: no such file")
+        return Path(name)
+    known = {path.stem: path for path in list_experiments(folder)}
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+        raise ValueError(f"no experiment '{name}' in {folder}{hint}")
+    return known[name]

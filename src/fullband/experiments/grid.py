@@ -1,0 +1,88 @@
+"""The jobs of an experiment: every cell with every seed, as recipes ready to train."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullband.config import Recipe, parse, set_key
+from fullband.costs import RunCost, pass_mixture, run_cost
+from fullband.data.loader import build_loader
+from fullband.experiments.config import Cell, EqualTo, Experiment
+from fullband.presets import resolve_schedule, resolve_trunk
+from fullband.train.models import compiled_feedback
+
+RUNS = Path("runs") / "experiments"
+AMOUNTS = {"tokens": "tokens", "token-equivalent": "token_equivalent", "flops": "flops"}  # of `RunCost`
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell with one seed: what is trained, where, and what it is expected to cost."""
+
+    cell: Cell
+    seed: int
+    recipe: Recipe
+    cost: RunCost
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name}-seed-{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        assert self.recipe.output is not None
+        return Path(self.recipe.output)
+
+
+def jobs_of(experiment: Experiment, seeds: Sequence[int] | None = None, runs: Path = RUNS) -> list[Job]:
+    """All cells with the first seed, then all with the second …: a grid that is cut short has fewer seeds, not fewer cells.
+
+    Raises ValueError, naming the cell, for a recipe that does not fit.
+    """
+    jobs = []
+    for seed in seeds or experiment.seeds:
+        recipes = {cell.name: _recipe(experiment, cell, seed, runs) for cell in experiment.cells}
+        for cell in experiment.cells:
+            if cell.equal:
+                recipes[cell.name] = _with_equal_compute(recipes[cell.name], recipes[cell.equal.cell], cell.equal)
+        jobs += [Job(cell, seed, recipes[cell.name], expected_cost(recipes[cell.name])) for cell in experiment.cells]
+    return jobs
+
+
+def expected_cost(recipe: Recipe) -> RunCost:
+    """The expected compute of a run of an App. A model, by formula."""
+    loader = build_loader(recipe.data.model_copy(update={"tokenizer": _tokenizer(recipe)}), recipe.seed, recipe.train.batch_rows)
+    trunk = resolve_trunk(recipe.model, loader.vocab_size)
+    mixture = pass_mixture(resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.feedback.start_step)
+    tokens = recipe.train.steps * recipe.train.batch_rows * recipe.data.length
+    rows = recipe.train.microbatch_rows or recipe.train.batch_rows
+    return run_cost(trunk, recipe.model.fusion_name, tokens, mixture, recipe.data.length, compiled_feedback(recipe), rows)
+
+
+def _recipe(experiment: Experiment, cell: Cell, seed: int, runs: Path) -> Recipe:
+    raw: dict[str, Any] = copy.deepcopy(experiment.recipe)
+    for key, value in cell.set.items():
+        set_key(raw, key, value, f"{experiment.name}, cell {cell.name}")
+    owner, name = cell.run.split("/") if cell.run else (experiment.name, cell.name)
+    raw |= {"name": f"{owner}-{name}", "seed": seed, "output": (runs / owner / f"{name}-seed-{seed}").as_posix()}
+    recipe = parse(Recipe, raw, f"{experiment.name}, cell {cell.name}")
+    if recipe.model.source or recipe.train.initial_checkpoint:
+        raise ValueError(f"{experiment.name}, cell {cell.name}: an experiment trains models from scratch, this recipe names a source")
+    return recipe
+
+
+def _with_equal_compute(recipe: Recipe, other: Recipe, equal: EqualTo) -> Recipe:
+    wanted, have = expected_cost(other), expected_cost(recipe)
+    counts = [getattr(wanted, AMOUNTS[by]) / getattr(have, AMOUNTS[by]) for by in equal.by]
+    steps = {max(1, round(recipe.train.steps * count)) for count in counts}
+    if len(steps) > 1:
+        raise ValueError(f"{recipe.name}: equal {' and '.join(equal.by)} ask for different steps ({', '.join(map(str, sorted(steps)))})")
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps.pop()})})
+
+
+def _tokenizer(recipe: Recipe) -> str:
+    return "bytes" if recipe.data.tokenizer == "auto" else recipe.data.tokenizer

@@ -1,0 +1,113 @@
+"""What is measured of a trained model: numbers by reading (how it was read) and column (of what)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fullband.config import Control, FeedbackPasses, Recipe, TaskSource
+from fullband.data.loader import build_loader
+from fullband.data.tasks import build_task
+from fullband.data.tokenizers import load_tokenizer
+from fullband.diagnose import judge, rows_of_documents, trace_passes
+from fullband.evaluate.loss import accuracy_by_position
+from fullband.experiments.config import PositionsMeasure, ProbeMeasure, SettlingMeasure
+from fullband.feedback.fusion import Gated
+from fullband.loading import load_model
+from fullband.model import FullBandModel, resolve_model_folder
+from fullband.presets import resolve_schedule
+
+STANDARD = "standard"  # the only reading of a model that was trained without feedback
+DOCUMENTS = 256  # that rows of text are cut from, at most
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`values[reading][column]`; `verdict` and `trace` are `diagnose`'s, of text models."""
+
+    values: dict[str, dict[str, float]]
+    verdict: str | None = None
+    trace: dict[str, Any] | None = None
+
+
+def measure(recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | ProbeMeasure) -> Measured:
+    """Measure the model in the run folder of `recipe`. Raises ValueError if it cannot be measured so."""
+    folder = resolve_model_folder(Path(recipe.output or ""))
+    model = load_model(folder)
+    assert isinstance(model, FullBandModel)
+    model.fusion.control = recipe.feedback.control  # a model that was trained under a control is read under it
+    if isinstance(plan, PositionsMeasure):
+        return _positions(model, recipe, plan)
+    if isinstance(plan, SettlingMeasure):
+        return _settling(model, recipe, plan)
+    return _probe(model, recipe, folder, plan)
+
+
+def reading_name(recipe: Recipe, passes: FeedbackPasses) -> str:
+    """ "standard" for a model without feedback; else "fused-0", "fused-1", … or "exact"."""
+    return (f"fused-{passes}" if isinstance(passes, int) else passes) if feeds_back(recipe) else STANDARD
+
+
+def feeds_back(recipe: Recipe) -> bool:
+    return any(k > 1 and share > 0 for phase in resolve_schedule(recipe.feedback.schedule) for k, share in phase.passes.items())
+
+
+def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure) -> Measured:
+    if not isinstance(recipe.data.source, TaskSource):
+        raise ValueError(f"measure: positions are for built-in tasks, not for {recipe.data.source.kind}")
+    rows = build_task(recipe.data.source).examples(recipe.seed, "validation", 0, plan.rows, max(plan.positions))
+    passes = plan.feedback_passes if feeds_back(recipe) else [0]
+    values = {}
+
+    def read(name: str, how: FeedbackPasses) -> None:
+        accuracy_T = accuracy_by_position(model, rows.tokens, rows.targets, how, batch_rows=256).accuracy_T
+        values[name] = {str(position): float(accuracy_T[position - 1]) for position in plan.positions}
+
+    for how in passes:
+        read(reading_name(recipe, how), how)
+    for control in plan.controls if feeds_back(recipe) and recipe.feedback.control == "none" else []:
+        if control != "constant-gate" or isinstance(model.fusion, Gated):
+            with under(model, control):
+                read(f"{reading_name(recipe, passes[-1])}, {control}", passes[-1])
+    return Measured(values)
+
+
+@contextmanager
+def under(model: FullBandModel, control: Control) -> Iterator[None]:
+    """The model with its carried states, or its gate, taken away."""
+    before, model.fusion.control = model.fusion.control, control
+    try:
+        yield
+    finally:
+        model.fusion.control = before
+
+
+def _settling(model: FullBandModel, recipe: Recipe, plan: SettlingMeasure) -> Measured:
+    data = recipe.data.model_copy(update={"tokenizer": "bytes"}) if recipe.data.tokenizer == "auto" else recipe.data
+    documents = build_loader(data, recipe.seed, 1).validation_documents(DOCUMENTS)
+    batch = rows_of_documents(documents, plan.rows, plan.passes, model.trunk.context, plan.length)
+    trace = trace_passes(model, batch, plan.passes)
+    values = {}
+    for passes in plan.feedback_passes if feeds_back(recipe) else [0]:
+        if passes == "exact":
+            loss = trace.loss_exact
+        else:
+            assert isinstance(passes, int)
+            loss = trace.records[min(passes, len(trace.records) - 1)].loss  # nothing changed after the last record
+        values[reading_name(recipe, passes)] = {"loss": loss}
+    return Measured(values, judge(trace).word if feeds_back(recipe) else None, asdict(trace))
+
+
+def _probe(model: FullBandModel, recipe: Recipe, folder: Path, plan: ProbeMeasure) -> Measured:
+    from fullband.probe.run import plan_probe, run_probe
+
+    prefills = plan.prefills if feeds_back(recipe) else [STANDARD]
+    result = run_probe(model, plan_probe(model, load_tokenizer(folder), plan.tasks, prefills, groups=plan.groups))
+    values: dict[str, dict[str, float]] = {name: {} for name in result.prefills}
+    for setting in result.settings:
+        for found in setting.prefills:
+            values[found.prefill][setting.setting] = found.depths[0].accuracy
+    return Measured(values)

@@ -1,0 +1,162 @@
+"""results/NAME: README.md with the tables, result.json, pictures, and the raw logs of every job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fullband.experiments.config import Experiment
+from fullband.experiments.grid import Job
+from fullband.experiments.run import finished_results, logs_of
+from fullband.experiments.summary import summarise
+from fullband.files import write_bytes, write_json
+from fullband.plots.experiment import plot_experiment
+from fullband.plots.style import reading_label
+
+RESULTS = Path("results")
+PICTURE = "summary"
+
+
+def write_report(experiment: Experiment, jobs: Sequence[Job], folder: Path, command: str) -> dict[str, Any]:
+    """Write what the finished jobs found into `folder`, and return it (result.json). Raises ValueError if none is finished."""
+    results = finished_results(experiment, jobs)
+    if not results:
+        raise ValueError(f"{experiment.name}: no cell is finished yet, there is nothing to report")
+    found = summarise(experiment, results) | {"command": command}
+    for job in jobs:
+        if any((result["cell"], result["seed"]) == (job.cell.name, job.seed) for result in results):
+            kept = folder / "logs" / job.name
+            kept.mkdir(parents=True, exist_ok=True)
+            for path in logs_of(job):
+                write_bytes(kept / path.name, path.read_bytes())
+    write_json(folder / "result.json", found)
+    plot_experiment(found, [folder / f"{PICTURE}.png", folder / f"{PICTURE}.svg"])
+    write_bytes(folder / "README.md", readme(found).encode())
+    return found
+
+
+def readme(found: Mapping[str, Any]) -> str:
+    """The report in Markdown. A table over fewer than three seeds is headed as a smoke test, and nothing is concluded from it."""
+    heading = f"# Smoke test: {found['title']}" if found["smoke_test"] else f"# {found['title']}"
+    warning = "Fewer than three seeds: these numbers show that the experiment runs, and support no claim.\n"
+    parts = [heading, "", found["question"], "", f"    {found['command']}", ""]
+    parts += [warning] * found["smoke_test"]
+    parts += [f"![summary]({PICTURE}.png)", "", *_numbers(found), *_comparisons(found), *_cells(found), *_compute(found)]
+    parts += [f"- {note}" for note in found["notes"]] + [""] * bool(found["notes"])
+    if found["unfinished"]:
+        parts += [f"Not run, and not in any table: {'; '.join(found['unfinished'])}.", ""]
+    parts += [
+        "Logs and recipes of every job: [logs](logs); `fullband plot` draws their learning curves. By seed: [result.json](result.json)."
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def cell_of(value: Mapping[str, Any]) -> str:
+    half = value["half_width"]
+    return f"{value['mean']:.3f}" + ("" if half is None else f" ± {half:.3f}")
+
+
+def seeds_of(found: Mapping[str, Any], name: str) -> str:
+    seeds = next(cell["seeds"] for cell in found["cells"] if cell["cell"] == name)
+    return f"{len(seeds)} ({', '.join(map(str, seeds))})"
+
+
+def unit(found: Mapping[str, Any]) -> str:
+    kind = found["measure"]["kind"]
+    if kind == "positions":
+        return f"Share of right answers at a position (counted from 1), {found['measure']['rows']:,} held-out rows a seed"
+    return {"settling": "Held-out loss, nats a token", "probe": "Accuracy of a linear probe at the input of the stack; chance is 0.5"}[kind]
+
+
+def _numbers(found: Mapping[str, Any]) -> list[str]:
+    columns = list(found["rows"][0]["columns"])
+    headings = [f"position {column}" if found["measure"]["kind"] == "positions" else column for column in columns]
+    rows = [
+        [row["cell"], reading_words(row["reading"]), seeds_of(found, row["cell"]), *(cell_of(row["columns"][column]) for column in columns)]
+        for row in found["rows"]
+    ]
+    about = f"{unit(found)}; mean ± half of the 95% interval over seeds (Student's t)."
+    return [about, "", *_table(["cell", "read", "n (seeds)", *headings], rows)]
+
+
+def reading_words(reading: str) -> str:
+    """ "fused-4" is "4 passes": the cell's name says of what."""
+    name, comma, control = reading.partition(", ")
+    return ("plain" if name in ("standard", "fused-0") else reading_label(name).removeprefix("full-band, ")) + comma + control
+
+
+def _comparisons(found: Mapping[str, Any]) -> list[str]:
+    if not found["comparisons"]:
+        return []
+    rows = [
+        [
+            f"{c['cell']}, {reading_words(c['reading'])}",
+            f"{c['to']}, {reading_words(c['to_reading'])}",
+            f"{c['n']} ({', '.join(map(str, c['seeds']))})",
+            column,
+            f"{value['mean']:+.3f} ± {value['half_width']:.3f}",
+            value["shows"],
+        ]
+        for c in found["comparisons"]
+        for column, value in c["columns"].items()
+    ]
+    return ["## Differences, paired by seed", "", *_table(["", "minus", "n (seeds)", "of", "difference, 95% interval", "shows"], rows)]
+
+
+def _cells(found: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for cell in found["cells"]:
+        changed = ", ".join(f"`{key}: {value}`" for key, value in cell["set"].items())
+        equal = f"; steps by equal {' and '.join(cell['equal']['by'])} to {cell['equal']['cell']}" if cell["equal"] else ""
+        none = "not yet" if any(shock is not None for shock in cell["switch_on_shock"]) else "-"
+        verdicts = ", ".join(str(verdict) for verdict in cell["verdicts"] if verdict) or "-"
+        rows.append(
+            [
+                cell["cell"],
+                cell["about"],
+                (changed or "as the recipe") + equal,
+                _each(cell["switch_on_shock"], "+.2f"),
+                _each(cell["crossover_step"], ",", none),
+                verdicts,
+            ]
+        )
+    head = ["cell", "what it is", "changed", "switch-on shock, nats", "crossover, step", "verdict"]
+    return ["## Cells", "", *_table(head, rows)]
+
+
+def _each(values: Sequence[float | None], spec: str, missing: str = "-") -> str:
+    shown = [missing if value is None else format(value, spec) for value in values]
+    return ", ".join(shown)
+
+
+def _compute(found: Mapping[str, Any]) -> list[str]:
+    formats: dict[str, Callable[[float], str]] = {
+        "steps": lambda x: f"{x:,.0f}",
+        "tokens": lambda x: f"{x / 1e6:.3f}M",
+        "token_equivalent": lambda x: f"{x / 1e6:.3f}M",
+        "executed_positions": lambda x: f"{x / 1e6:.3f}M",
+        "executed_flops": lambda x: f"{x:.2e}",
+        "seconds": lambda x: f"{x:.0f}",
+        "processor_seconds": lambda x: f"{x:.0f}",
+    }
+    rows = [[cell["cell"], *(write(cell["spent"][key]) for key, write in formats.items())] for cell in found["cells"]]
+    head = ["cell", "steps", "tokens", "tokens × passes", "positions executed", "FLOPs executed", "seconds", "processor seconds"]
+    machines = "; ".join(
+        f"{h['device']} on {h['machine']}, {h['cores']} cores, {h['threads']} thread(s), torch {h['versions']['torch']}"
+        for h in found["hardware"]
+    )
+    resumed = " Some runs were resumed: their seconds are those of the last sitting." if any(c["resumed"] for c in found["cells"]) else ""
+    return [
+        "## Compute spent, a seed (mean)",
+        "",
+        *_table(head, rows),
+        f"Hardware: {machines}. FLOPs by formula. Seconds are wall time, whatever else the machine did; processor seconds are the "
+        f"training's own.{resumed}",
+        "",
+    ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return [*("| " + " | ".join(line) + " |" for line in lines), ""]

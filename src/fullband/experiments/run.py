@@ -1,0 +1,140 @@
+"""Run the jobs of an experiment: one that is finished is not run again, one that was killed goes on from its last checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from fullband.config import Recipe
+from fullband.costs import run_flops
+from fullband.experiments.config import Experiment
+from fullband.experiments.grid import Job
+from fullband.experiments.measure import measure
+from fullband.files import write_json
+from fullband.model import FullBandModel
+from fullband.train import RunResult, train
+from fullband.train.checkpoint import Checkpoints
+from fullband.train.loop import Watcher
+from fullband.train.run import RECIPE
+
+CELL = "cell.json"
+
+
+class StoppedError(Exception):
+    """A signal ended the training of a cell, which is saved; `signal` is its number."""
+
+    def __init__(self, signal: int):
+        super().__init__(f"stopped by signal {signal}")
+        self.signal = signal
+
+
+@dataclass(frozen=True)
+class JobState:
+    """How far a job has come: "finished", "begun" (it will be resumed) or "not begun".
+
+    result  what is known of it; unless it is finished, it was measured in another way than is asked for now
+    """
+
+    word: str
+    result: dict[str, Any] | None
+
+
+def state_of(experiment: Experiment, job: Job) -> JobState:
+    """Raises ValueError if the job's folder holds a run of another recipe: a result belongs to the recipe beside it."""
+    begun = Checkpoints(job.folder / "checkpoints").last() is not None
+    found = job.folder / CELL
+    if begun or found.is_file():
+        before = yaml.safe_load((job.folder / RECIPE).read_text(encoding="utf-8"))
+        if Recipe.model_validate(before) != job.recipe:
+            raise ValueError(f"{job.folder}: holds a run of another recipe than {experiment.name}'s; remove it, or choose another --runs")
+    if not found.is_file():
+        return JobState("begun" if begun else "not begun", None)
+    result = json.loads(found.read_text(encoding="utf-8")) | {"cell": job.cell.name}
+    return JobState("finished" if result["measure"] == experiment.measure.model_dump(mode="json") else "begun", result)
+
+
+def finished_results(experiment: Experiment, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """The results of the jobs that are finished."""
+    states = [state_of(experiment, job) for job in jobs]
+    return [state.result for state in states if state.word == "finished" and state.result is not None]
+
+
+def run_job(experiment: Experiment, job: Job, watcher: Watcher | None = None) -> dict[str, Any]:
+    """Train (or go on training) and measure one job; what was found is kept as cell.json in its folder, and returned.
+
+    Raises StoppedError when a signal ended the training, ValueError as `train` does.
+    """
+    state = state_of(experiment, job)
+    if state.word == "finished" and state.result is not None:
+        return state.result
+    training = state.result["training"] if state.result else _train(job, state.word == "begun", watcher)
+    begun = time.perf_counter()
+    measured = measure(job.recipe, experiment.measure)
+    result = {
+        "cell": job.cell.name,
+        "seed": job.seed,
+        "measure": experiment.measure.model_dump(mode="json"),
+        **asdict(measured),
+        "training": training,
+        "measuring_seconds": round(time.perf_counter() - begun, 1),
+        "hardware": hardware(),
+    }
+    write_json(job.folder / CELL, result)
+    return result
+
+
+def _train(job: Job, resume: bool, watcher: Watcher | None) -> dict[str, Any]:
+    processor = time.process_time()
+    trained = train(job.recipe, resume, watcher)
+    if trained.signal:
+        raise StoppedError(trained.signal)
+    return training_numbers(job, trained, time.process_time() - processor, resume)
+
+
+def training_numbers(job: Job, trained: RunResult, processor_seconds: float, resumed: bool) -> dict[str, Any]:
+    """What was spent. Seconds are those of the last sitting where a run was `resumed`."""
+    recipe = job.recipe
+    trunk = FullBandModel.load(trained.folder).config.trunk
+    rows = recipe.train.microbatch_rows or recipe.train.batch_rows
+    return {
+        "steps": trained.steps,
+        "tokens": trained.tokens,
+        "token_equivalent": trained.token_equivalent,
+        "executed_positions": trained.executed_positions,
+        "executed_flops": run_flops(
+            trunk, recipe.model.fusion_name, trained.tokens, trained.executed_positions, recipe.data.length, recipe.feedback, rows
+        ),
+        "seconds": round(trained.seconds, 1),
+        "processor_seconds": round(processor_seconds, 1),
+        "resumed": resumed,
+        "switch_on_step": trained.milestones.switch_on_step,
+        "switch_on_shock": trained.milestones.shock,
+        "crossover_step": trained.milestones.crossover_step,
+        "validation": trained.validation,
+    }
+
+
+def hardware() -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": device,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in ("fullband", "torch")},
+    }
+
+
+def logs_of(job: Job) -> list[Path]:
+    """The files of a job that its results keep."""
+    return [path for name in (RECIPE, "metrics.jsonl", CELL) if (path := job.folder / name).is_file()]
