@@ -160,7 +160,9 @@ def test_bad_tokenizers_are_refused_in_one_line(tmp_path: Path, monkeypatch: pyt
         assert "\n" not in str(caught.value)
         return str(caught.value).replace(str(tmp_path), "DIR")
 
-    assert refusal("byte") == "byte: no such tokenizer; give bytes, program, tiktoken:NAME, or the path of a tokenizer.json or of its folder"
+    assert (
+        refusal("byte") == "byte: no such tokenizer; give bytes, program, tiktoken:NAME, or the path of a tokenizer.json or of its folder"
+    )
     assert refusal(tmp_path) == f"DIR: no tokenizer in this folder (neither {SAVED_AS} nor tokenizer.json)"
     (tmp_path / "tokenizer.json").write_text('{"model": ')
     assert refusal(tmp_path).startswith("DIR/tokenizer.json: not a readable tokenizer.json (")
