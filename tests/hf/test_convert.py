@@ -300,3 +300,20 @@ def test_a_hub_id_without_a_network_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=offline, timeout=300)
     (line,) = done.stdout.splitlines()
     assert line.startswith("nobody/nothing-of-this-name: no such folder, and the hub did not give it (")
+
+
+def test_the_source_is_never_replaced_by_what_is_made_of_it(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is the source itself"):
+        conversion.convert(source, source, force=True)
+    conversion.convert(source, tmp_path / "model")
+    with pytest.raises(ValueError, match="is the source itself"):
+        conversion.detach_folder(tmp_path / "model", tmp_path / "model", force=True)
+    assert load_model(tmp_path / "model").fusion is not None and plain_logits(source).shape[-1] == VOCABULARY
+
+
+def test_attach_refuses_a_misspelt_setting_and_what_is_attached_already(source: Path) -> None:
+    lm = AutoModelForCausalLM.from_pretrained(source)
+    with pytest.raises(ValueError, match="unknown setting 'feedbackpasses'; did you mean 'feedback_passes'"):
+        conversion.attach(lm, feedbackpasses=2)
+    with pytest.raises(ValueError, match="has latent feedback already"):
+        conversion.attach(conversion.attach(lm))

@@ -71,6 +71,30 @@ def test_trainer_follows_the_schedule_and_resumes_where_it_was(tmp_path):
         assert torch.equal(a, b)
 
 
+def test_trainer_in_bfloat16_keeps_the_passes(tmp_path):
+    """Accelerate wraps `forward` in autocast: it takes the function out of the method."""
+    model = make()
+    before = model.fusion.state.weight.detach().clone()
+    Trainer(model=model, args=arguments(tmp_path, max_steps=2, bf16=True), train_dataset=rows()).train()
+    assert int(model.progress.step) == 2 and not torch.equal(before, model.fusion.state.weight)
+
+
+def test_a_step_in_which_nothing_is_scored_changes_no_weight_to_nan(tmp_path):
+    model = make()
+    data = rows(4).to_list()
+    for row in data[::2]:
+        row["labels"] = [-100] * len(row["labels"])
+    settings = dict(per_device_train_batch_size=1, gradient_accumulation_steps=1, max_steps=4)
+    Trainer(model=model, args=arguments(tmp_path, **settings), train_dataset=Dataset.from_list(data)).train()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_training_that_keeps_its_labels_to_itself_is_warned_about(tmp_path):
+    model = make()
+    with pytest.warns(UserWarning, match="feedback is not trained"):
+        Trainer(model=model, args=arguments(tmp_path, max_steps=1, label_smoothing_factor=0.1), train_dataset=rows()).train()
+
+
 def test_the_page_on_trainers_runs(tmp_path):
     """docs/trainers.md, on a tiny model in place of the one on the hub."""
     page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")

@@ -208,7 +208,10 @@ class Session:
 
         if not argument:
             raise ValueError("/save FILE: give the file")
-        write_json(Path(argument), {"model": str(self.folder)} | self.conversation.to_json())
+        try:
+            write_json(Path(argument), {"model": str(self.folder)} | self.conversation.to_json())
+        except OSError as error:
+            raise ValueError(f"{argument}: cannot be written ({error.strerror})") from None
         self.note(f"{argument}: written")
 
     def help(self, argument: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import difflib
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -69,6 +71,12 @@ def attach(model: PreTrainedModel, fusion: str = DEFAULT_FUSION, **config: Any) 
 
     Without feedback it computes what the source computes, bit for bit. Raises ValueError in one sentence for a model that can't be a trunk.
     """
+    if isinstance(model, FullBandForCausalLM):
+        raise ValueError("this model has latent feedback already; fullband.detach gives its trunk")
+    known = [name for name in inspect.signature(FullBandConfig.__init__).parameters if name not in ("self", "kwargs")]
+    if unknown := [name for name in config if name not in known]:
+        nearest = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"attach: unknown setting '{unknown[0]}'; did you mean '{nearest}'?")
     found = check_model(model)
     settings = FullBandConfig(
         trunk_config=copy.deepcopy(model.config),
@@ -120,7 +128,7 @@ def convert(
     and for an output that exists or cannot be written.
     """
     output = Path(output)
-    check_output(output, force)
+    check_output(source, output, force)
     if native := _native_folder(source):
         if fusion is not None or calibrate:
             raise ValueError(f"{source}: has a fusion already and is exported as it is; leave out {'fusion' if fusion else 'calibrate'}")
@@ -151,7 +159,7 @@ def convert(
 def detach_folder(source: str | Path, output: str | Path, force: bool = False) -> PreTrainedModel:
     """Write the plain Hugging Face checkpoint inside a converted model, with its tokenizer, to `output`. Errors are `convert`'s."""
     output = Path(output)
-    check_output(output, force)
+    check_output(source, output, force)
     found = find_source(source)
     if found.kind != "fullband" or not found.config.get("trunk_config"):
         inside = "an App. A model" if found.kind == "fullband" else f"a plain '{found.kind}' checkpoint"
@@ -183,10 +191,12 @@ def load_converted(
     return model.eval()
 
 
-def check_output(output: Path, force: bool) -> None:
-    """Raises ValueError for a folder that exists; with `force`, for one that does not look like a model and would be lost."""
+def check_output(source: str | Path, output: Path, force: bool) -> None:
+    """Raises ValueError for a folder that exists; with `force`, for the source itself, and for one that does not look like a model."""
     if not os.path.lexists(output):
         return
+    if Path(source).exists() and os.path.samefile(source, output):
+        raise ValueError(f"{output}: is the source itself, which would be lost; give another folder")
     if not force:
         raise ValueError(f"{output}: exists already; give another folder, or --force to replace it")
     if not output.is_dir() or (any(output.iterdir()) and not (output / CONFIG).is_file()):

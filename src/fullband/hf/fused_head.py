@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import wraps
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,31 +57,43 @@ class Backbone:
 
 
 def keep_passes(model: FullBandForCausalLM, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`forward`, which a trainer wants to put in the place of the model's own, with what it does to labels kept ours."""
+    """`forward`, which a trainer wants to put in the place of the model's own, with what it does to labels kept ours.
+
+    A method stays a method: accelerate wraps the function inside it.
+    """
+    if isinstance(forward, MethodType):
+        function = forward.__func__
+
+        @wraps(function)
+        def method(owner: FullBandForCausalLM, *args: Any, **kwargs: Any) -> Any:
+            return _with_passes(owner, MethodType(function, owner), args, kwargs)
+
+        return MethodType(method, model)
 
     @wraps(forward)
-    def kept(
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **others: Any,
-    ) -> Any:
-        given = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
-        given = {name: value for name, value in given.items() if value is not None}
-        if not others.get("fused_lm_head") or labels is None or input_ids is None or model.base_model.serves:
-            return forward(**given, **others)
-        if model.config.score_as_generated:
-            answer = int((labels != IGNORE).any(dim=0).nonzero()[0])  # slots before it are prompts in every row
-            states = read_as_generated(model, input_ids, input_ids.shape[1] - answer + 1, attention_mask, position_ids)
-            with model.base_model.serving(states):
-                return forward(**given, **others)
-        if not model.training:
-            return forward(**given, **others)
-        objective_BT, plain_BTD = token_objective(model, input_ids, attention_mask, position_ids, labels)
-        with torch.no_grad(), model.base_model.serving(plain_BTD.detach()):
-            output = forward(**given, **others)  # the trainer's own numbers, of pass 1
-        output.log_probs = -objective_BT[:, :-1]  # their sum is Eq. 12's objective
-        return output
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        return _with_passes(model, forward, args, kwargs)
 
     return kept
+
+
+def _with_passes(model: FullBandForCausalLM, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    labels = kwargs.get("labels")
+    if not kwargs.get("fused_lm_head") or labels is None or model.base_model.serves:
+        return forward(*args, **kwargs)
+    given = dict(zip(("input_ids", "attention_mask", "position_ids"), args, strict=False)) | kwargs
+    tokens, mask, positions = (given.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
+    if tokens is None:
+        return forward(*args, **kwargs)
+    if model.config.score_as_generated:
+        answer = int((labels != IGNORE).any(dim=0).nonzero()[0])  # slots before it are prompts in every row
+        states = read_as_generated(model, tokens, tokens.shape[1] - answer + 1, mask, positions)
+        with model.base_model.serving(states):
+            return forward(*args, **kwargs)
+    if not model.training:
+        return forward(*args, **kwargs)
+    objective_BT, plain_BTD = token_objective(model, tokens, mask, positions, labels)
+    with torch.no_grad(), model.base_model.serving(plain_BTD.detach()):
+        output = forward(*args, **kwargs)  # the trainer's own numbers, of pass 1
+    output.log_probs = -objective_BT[:, :-1]  # their sum is Eq. 12's objective
+    return output

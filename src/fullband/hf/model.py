@@ -42,6 +42,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
     supports_gradient_checkpointing = True
     warned_of_plain_scores = False
     config: FullBandConfig
+    trained_without_labels = False  # whether that was warned about
     trunk: HuggingFaceTrunk | Decoder
     fusion: Fusion
 
@@ -136,6 +137,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
             output = CausalLMOutputWithPast(logits=self.logits(_kept(states_BTD, logits_to_keep)))
         elif not self.config.feedback_passes and isinstance(self.trunk, HuggingFaceTrunk):
             self._warn_of_plain_scores()
+            self._warn_of_plain_training(labels)
             arguments = dict(kwargs, labels=labels, use_cache=use_cache, logits_to_keep=logits_to_keep, return_dict=keep_all)
             if num_items_in_batch is not None:
                 arguments["num_items_in_batch"] = num_items_in_batch
@@ -217,6 +219,15 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
             warnings.warn(
                 "texts that were generated with latent feedback are scored without it (config.feedback_passes=0): these are not the "
                 "probabilities with which they were generated; config.score_as_generated=True gives those",
+                stacklevel=3,
+            )
+
+    def _warn_of_plain_training(self, labels: Tensor | None) -> None:
+        if self.training and labels is None and torch.is_grad_enabled() and not self.trained_without_labels:
+            self.trained_without_labels = True
+            warnings.warn(
+                "in training, forward without labels reads plainly (config.feedback_passes=0), so feedback is not trained: leave the loss "
+                "to forward(labels=), without label smoothing or a loss function of your own",
                 stacklevel=3,
             )
 

@@ -122,7 +122,10 @@ def check_tokenizer(source: Source, folder: Path, vocabulary: int) -> bool:
     """Whether `folder` holds a tokenizer. Raises ValueError if it makes ids that the model's `vocabulary` does not have."""
     if not (folder / TOKENIZER).is_file():
         return False
-    size = HuggingFaceTokenizer(folder / TOKENIZER).vocab_size
+    try:
+        size = HuggingFaceTokenizer(folder / TOKENIZER).vocab_size
+    except ValueError as error:  # it speaks of the copy, in a folder that will be gone
+        raise ValueError(str(error).replace(str(folder / TOKENIZER), f"{source.name}: {TOKENIZER}")) from None
     if size > vocabulary:
         raise ValueError(
             f"{source.name}: its tokenizer has {size:,} ids, the model's vocabulary only {vocabulary:,}: this is another model's tokenizer"

@@ -108,9 +108,8 @@ def training_forward(
     """
     assert labels is not None
     run = run_passes(model, input_ids, attention_mask, position_ids, labels)
-    scored = num_items_in_batch if num_items_in_batch is not None else (run.targets_BT != IGNORE).sum().clamp(min=1)
-    if isinstance(scored, Tensor):
-        scored = scored.to(run.outputs[0].states.device)
+    counted = num_items_in_batch if num_items_in_batch is not None else (run.targets_BT != IGNORE).sum()
+    scored = torch.as_tensor(counted, device=run.outputs[0].states.device).clamp(min=1)  # a step in which nothing is scored changes nothing
     loss = multipass_loss(run.outputs, model.trunk.head_weight, run.targets_BT, scored, run.loss_weight).objective
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
     with torch.no_grad():
