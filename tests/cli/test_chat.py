@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from cli.commands import Done, refused
@@ -118,13 +120,24 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
         assert done.code == 2 and expected in done.err.splitlines()[-1] and "Traceback" not in done.err, done.err
 
 
+@pytest.fixture
+def talkative(folder: Path, tmp_path: Path) -> Path:
+    """A model whose greedy answers never end: its stop ids' logits are 0, never the largest."""
+    shutil.copytree(folder, tmp_path / "talkative")
+    model = load_model(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[sorted(load_tokenizer(folder).stops)] = 0
+    model.save_pretrained(tmp_path / "talkative")
+    return tmp_path / "talkative"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
-def test_in_a_terminal_ctrl_c_cancels_the_answer_and_mistakes_are_told(folder: Path) -> None:
+def test_in_a_terminal_ctrl_c_cancels_the_answer_and_mistakes_are_told(talkative: Path) -> None:
     import pty
 
     leader, follower = pty.openpty()
     code = "from fullband.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "chat", str(folder), "--max-new-tokens", "400", "--temperature", "0"]
+    command = [sys.executable, "-c", code, "chat", str(talkative), "--max-new-tokens", "400", "--temperature", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}
     child = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, env=environment)
     os.close(follower)
