@@ -122,11 +122,12 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def talkative(folder: Path, tmp_path: Path) -> Path:
-    """A model whose greedy answers never end: its stop ids' logits are 0, never the largest."""
+    """A model whose greedy answers do not end: its stop ids' logits are 0, never the largest, and its context is long."""
     shutil.copytree(folder, tmp_path / "talkative")
     model = load_model(folder)
     with torch.no_grad():
         model.get_input_embeddings().weight[sorted(load_tokenizer(folder).stops)] = 0
+    model.config.trunk_config.max_position_embeddings = 10**6
     model.save_pretrained(tmp_path / "talkative")
     return tmp_path / "talkative"
 
@@ -137,7 +138,7 @@ def test_in_a_terminal_ctrl_c_cancels_the_answer_and_mistakes_are_told(talkative
 
     leader, follower = pty.openpty()
     code = "from fullband.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "chat", str(talkative), "--max-new-tokens", "400", "--temperature", "0"]
+    command = [sys.executable, "-c", code, "chat", str(talkative), "--max-new-tokens", "100000", "--temperature", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}
     child = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, env=environment)
     os.close(follower)

@@ -144,7 +144,7 @@ def test_time_ends_what_the_tests_themselves_do(sandbox):
         ("x = bytearray(1 << 30)", "memory"),
         ("for n in range(100): open(f'/tmp/{n}', 'wb').write(bytes(1 << 20))", "broken"),
         (
-            "import os\nfor _ in range(15):\n if os.fork() == 0:\n  import time; time.sleep(60)\ndef f(): return 1\ntime.sleep(60)",
+            "import os, time\nfor _ in range(15):\n if os.fork() == 0:\n  time.sleep(60)\ndef f(): return 1\ntime.sleep(60)",
             "processes",
         ),
     ],
