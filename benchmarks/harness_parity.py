@@ -1,14 +1,16 @@
-"""Standard mode against lm-eval's own Hugging Face model: every log-likelihood and every greedy answer, on the first documents of a task.
+"""Standard mode against lm-eval's own Hugging Face model: every log-likelihood and every greedy answer, on the first documents of a task,
+and the same model in batches of 1 and of 8.
 
     python -m benchmarks.harness_parity SOURCE CONVERTED --data-dir DATA --documents 2 --output results/evaluate-smoke/parity.json
 
 SOURCE is a Hugging Face checkpoint, CONVERTED what `fullband convert` made of it. Tasks run one after the other, and each is written when
-it is done.
+it is done; tasks that the output has already with as many documents are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -24,19 +26,41 @@ def compare(ours: Any, theirs: Any, benchmark: Any, documents: int) -> dict[str,
     """Largest difference of a log-likelihood, and how many texts or greedy flags differ, over all requests of the first documents."""
     from fullband.evaluate.harness.choice import requests_of
 
-    found: dict[str, Any] = {"task": benchmark.name, "documents": 0, "requests": 0, "largest_difference": 0.0, "greedy_differ": 0}
     started = time.perf_counter()
-    for instances in requests_of(benchmark, documents).values():
-        kind = instances[0].request_type
-        found["documents"] += len({instance.doc_id for instance in instances})
-        found["requests"] += len(instances)
-        for one, other in zip(*(getattr(model, kind)(instances, disable_tqdm=True) for model in (ours, theirs)), strict=True):
+    instances = [instance for own in requests_of(benchmark, documents).values() for instance in own]
+    counted = {"documents": len(_documents(instances)), "requests": len(instances)}
+    found = {"task": benchmark.name} | counted | _differences(instances, ours, theirs)
+    return found | {"seconds": round(time.perf_counter() - started, 1)}
+
+
+def compare_batches(ours: Any, benchmark: Any, documents: int, batch_rows: int = 8) -> dict[str, Any]:
+    """The same, between the model alone with each request and in batches of `batch_rows`."""
+    from fullband.evaluate.harness.choice import requests_of
+    from fullband.evaluate.harness.model import FullBandLM
+
+    instances = [instance for own in requests_of(benchmark, documents).values() for instance in own]
+    chosen = _documents(instances)[:documents]
+    instances = [instance for instance in instances if (instance.task_name, instance.doc_id) in chosen]
+    batched = FullBandLM(ours.model, tokenizer=ours.text, batch_size=batch_rows)
+    return {"batch_rows": batch_rows, "documents": len(chosen), "requests": len(instances)} | _differences(instances, ours, batched)
+
+
+def _documents(instances: list[Any]) -> list[tuple[str, int]]:
+    return list(dict.fromkeys((instance.task_name, instance.doc_id) for instance in instances))
+
+
+def _differences(instances: list[Any], ours: Any, others: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"largest_difference": 0.0, "greedy_differ": 0}
+    for task in dict.fromkeys(instance.task_name for instance in instances):
+        own = [instance for instance in instances if instance.task_name == task]
+        kind = own[0].request_type
+        for one, other in zip(*(getattr(model, kind)(own, disable_tqdm=True) for model in (ours, others)), strict=True):
             if kind == "generate_until":
                 found["greedy_differ"] += one != other
             else:
                 found["largest_difference"] = max(found["largest_difference"], abs(one[0] - other[0]))
                 found["greedy_differ"] += one[1] != other[1]
-    return found | {"seconds": round(time.perf_counter() - started, 1)}
+    return found
 
 
 def main() -> None:
@@ -56,12 +80,22 @@ def main() -> None:
 
     theirs = HFLM(pretrained=arguments.source, dtype="float32", batch_size=1, device="cpu")
     ours = FullBandLM(arguments.converted, dtype="float32", batch_size=1, device="cpu")
+    about = {"source": Path(arguments.source).name, "torch": torch.__version__, "dtype": "float32", "shots": 5}
+    about |= {"asked": arguments.documents}
     rows: list[dict[str, Any]] = []
+    if arguments.output.is_file():
+        before = json.loads(arguments.output.read_text(encoding="utf-8"))
+        rows = before["tasks"] if {key: before.get(key) for key in about} == about else []
     for name in arguments.tasks.split(","):
-        [benchmark] = load_benchmarks([name], None if name == "gsm8k" else 5, arguments.data_dir)
-        rows.append(compare(ours, theirs, benchmark, arguments.documents))
-        print(rows[-1], flush=True)
-        about = {"source": arguments.source, "torch": torch.__version__, "dtype": "float32", "shots": 5}
+        if any(row["task"] == name for row in rows):
+            continue
+        generates = name == "gsm8k"
+        [benchmark] = load_benchmarks([name], None if generates else 5, arguments.data_dir)
+        row = compare(ours, theirs, benchmark, min(arguments.documents, 20) if generates else arguments.documents)
+        if not generates:
+            row["batches"] = compare_batches(ours, benchmark, min(arguments.documents, 8))
+        rows.append(row)
+        print(row, flush=True)
         write_json(arguments.output, about | {"tasks": rows})
 
 

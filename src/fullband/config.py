@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from fullband.strict import Strict, parse
 
 FusionName = Literal["gated", "concat", "add", "residual"]
+FedBackName = Literal["top", "middle", "first", "mix"]
 Control = Literal["none", "zeroed", "shuffled", "constant-gate"]
 FeedbackPasses = Union[Annotated[int, Field(ge=0)], Literal["exact", "converged"]]  # 0 = plain reading
 
@@ -49,6 +50,7 @@ class TrunkConfig(Strict):
     rope_base: float = Field(default=10_000.0, gt=0)
     rope: Yarn | None = Field(default=None, description="how rotary positions reach beyond the context of pre-training")
     norm_eps: float = Field(default=1e-6, gt=0)
+    fed_back: FedBackName = Field(default="top", description="which state is carried: the top one, an ablation's otherwise (section 5)")
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> TrunkConfig:
@@ -65,6 +67,11 @@ class TrunkConfig(Strict):
     @property
     def head_size(self) -> int:
         return self.head_dim or self.width // self.heads
+
+    @property
+    def state_width(self) -> int:
+        """Numbers in the state of a position: the top state, and behind it the one that is fed back if that is another."""
+        return self.width if self.fed_back == "top" else 2 * self.width
 
     def layer_is_full(self, layer: int) -> bool:
         """Whether layer `layer` (counted from 0) attends fully."""

@@ -38,7 +38,7 @@ def count_parameters(trunk: TrunkConfig, fusion: FusionName = "gated") -> Parame
         embedding=trunk.vocab_size * trunk.width,
         attention=trunk.layers * trunk.width * (2 * queries + 2 * keys),
         glu=trunk.layers * 3 * trunk.width * trunk.glu_width,
-        norms=trunk.layers * (4 * trunk.width + 2 * trunk.head_size) + 2 * trunk.width,
+        norms=trunk.layers * (4 * trunk.width + 2 * trunk.head_size) + 2 * trunk.width + (trunk.layers + 1) * (trunk.fed_back == "mix"),
         head_gates=trunk.layers * trunk.width * trunk.heads,
         fusion=FUSION_MATRICES[fusion] * trunk.width**2,
     )
@@ -86,7 +86,7 @@ def _flops(trunk: TrunkConfig, fusion: FusionName | None, weight_T: list[float])
     return Flops(
         matrices=2 * (parameters.attention + parameters.head_gates + parameters.glu),
         attention=sum(products * visible_keys(window, weight_T) * layers for window, layers in layer_kinds(trunk)),
-        head=2 * parameters.embedding,
+        head=2 * trunk.vocab_size * trunk.state_width,
         fusion=2 * FUSION_MATRICES[fusion] * trunk.width**2 if fusion else 0,
     )
 
@@ -292,5 +292,5 @@ class DecodingMemory:
 def decoding_memory(trunk: TrunkConfig, fusion: FusionName, context: int, rows: int = 1, dtype_bytes: int = BFLOAT16) -> DecodingMemory:
     """Sliding layers keep only what a later token can see: the window without its own key. The carried state is one vector a row."""
     slots = sum(layers * (context if window is None else min(context, window - 1)) for window, layers in layer_kinds(trunk))
-    cache = rows * (2 * trunk.kv_heads * trunk.head_size * slots + trunk.width) * dtype_bytes
+    cache = rows * (2 * trunk.kv_heads * trunk.head_size * slots + trunk.state_width) * dtype_bytes
     return DecodingMemory(count_parameters(trunk, fusion).total * dtype_bytes, cache)

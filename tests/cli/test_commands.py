@@ -38,6 +38,8 @@ def test_help_has_examples(command: str) -> None:
 
 def test_version() -> None:
     assert fullband("--version").out.startswith("fullband 0.")
+    module = subprocess.run([sys.executable, "-m", "fullband", "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout == fullband("--version").out
 
 
 def test_train_reports_on_stderr_and_sums_up_on_stdout(task_run: Trained) -> None:

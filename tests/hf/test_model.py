@@ -155,6 +155,9 @@ def test_a_policys_answers_are_scored_as_they_were_generated(mode: str, passes: 
     if mode == "soft":
         with pytest.raises(ValueError, match="logits_to_keep"):
             model(tokens, attention_mask=mask)
+        for kept in (1, tokens.shape[1] + 1):
+            with pytest.raises(ValueError, match="the prompt is 1 … "):
+                model(tokens, attention_mask=mask, logits_to_keep=kept)
 
 
 def test_embeddings_and_head_are_the_trunks() -> None:

@@ -13,7 +13,6 @@ import torch
 from fullband.config import Recipe
 from fullband.data.batch import IGNORE
 from fullband.data.chat_template import TEMPLATE_FILE
-from fullband.feedback.answer import read_answer
 from fullband.feedback.loss import token_losses
 from fullband.feedback.multipass import Jitter, multipass_reference
 from fullband.feedback.passes import read
@@ -77,8 +76,7 @@ def test_evaluation_reads_prompts_plainly_and_answers_as_soft_makes_them(sft: Ma
     for row in range(batch.shape[0]):
         for number in batch.documents[row].unique()[batch.documents[row].unique() >= 0]:
             at = batch.documents[row] == number
-            prompt = int(batch.plain[row, at].sum())
-            alone = read_answer(run.model, batch.tokens[row, at][None], prompt, "exact")[0]
+            alone = read(run.model, batch.tokens[row, at][None], "exact", plain_BT=batch.plain[row, at][None])[0]
             torch.testing.assert_close(packed[row, at], alone, rtol=0, atol=1e-10)
     nll, _ = token_losses(packed.flatten(0, 1), run.model.trunk.head_weight, batch.targets.flatten())
     assert validation_losses(run.model, [batch], ["exact"])["exact"] == pytest.approx(float(nll.sum()) / batch.counted, abs=1e-12)

@@ -124,7 +124,7 @@ def read_converged(
     batch, length = tokens_BT.shape
     embeddings_BTD = model.trunk.embed(tokens_BT)
     lengths = torch.full((batch,), length, device=tokens_BT.device) if lengths_B is None else lengths_B.to(tokens_BT.device)
-    rows = _Rows(embeddings_BTD, lengths, window)
+    rows = _Rows(embeddings_BTD.new_zeros(batch, length, model.trunk.head_weight.shape[1]), lengths, window)
     cache: Any | None = None
     start, executed = 0, 0
     while bool(rows.unfinished_B.any()):

@@ -47,10 +47,11 @@ def fused_pass(
     """
     if documents_BT is not None and positions_BT is None:
         raise ValueError("documents_BT needs positions_BT: position 0 marks the start of each document, where nothing is fed back")
-    first_BD = torch.zeros_like(previous_BTD[:, 0]) if boundary_BD is None else boundary_BD
-    carried = torch.cat([first_BD[:, None], previous_BTD[:, :-1]], dim=1)
+    behind = slice(-embeddings_BTD.shape[-1], None)  # all of the state, or the part behind the top state (`Trunk.forward`)
+    first_BD = torch.zeros_like(previous_BTD[:, 0, behind]) if boundary_BD is None else boundary_BD[..., behind]
+    carried = torch.cat([first_BD[:, None], previous_BTD[:, :-1, behind]], dim=1)
     if noise_BTD is not None:
-        carried = carried + noise_BTD
+        carried = carried + noise_BTD[..., behind]
     inputs = model.fusion(embeddings_BTD, carried, model.trunk.input_norm)
     plain = _plain_positions(embeddings_BTD, boundary_BD, positions_BT, plain_BT)
     if plain is not None:
@@ -74,12 +75,33 @@ def iterate_passes(
     documents_BT: Tensor | None = None,
     plain_BT: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """States [B, T, D] of pass 1 (plain), 2, 3, … without end, in constant memory. `plain_BT`: where all passes stay plain (prompts)."""
+    """States [B, T, D] of pass 1 (plain), 2, 3, … without end, in constant memory.
+
+    plain_BT   where all passes stay plain (prompts); slots before the first that any row feeds back are computed once
+    """
     embeddings = model.trunk.embed(tokens_BT)
-    states, _ = model.trunk(embeddings, positions_BT, documents_BT)
+    head, cache = _read_plain_head(model, embeddings, positions_BT, documents_BT, plain_BT)
+    behind = slice(0 if head is None else head.shape[1], None)
+    boundary = None if head is None else head[:, -1]
+    positions, documents, plain = (None if rows is None else rows[:, behind] for rows in (positions_BT, documents_BT, plain_BT))
+    states, _ = model.trunk(embeddings[:, behind], positions, documents, cache)
     while True:
-        yield states
-        states, _ = fused_pass(model, embeddings, states, positions_BT=positions_BT, documents_BT=documents_BT, plain_BT=plain_BT)
+        yield states if head is None else torch.cat([head, states], dim=1)
+        states, _ = fused_pass(model, embeddings[:, behind], states, boundary, positions, documents, cache, plain_BT=plain)
+
+
+def _read_plain_head(
+    model: FeedbackModel, embeddings_BTD: Tensor, positions_BT: Tensor | None, documents_BT: Tensor | None, plain_BT: Tensor | None
+) -> tuple[Tensor | None, Any | None]:
+    """(top states [B, n, D] of the n first slots, plain in every row, and their cache), or nothing where there are none. The last slot
+    is left to the passes, as are all of a trunk that cannot give a cache now."""
+    if plain_BT is None or not model.trunk.reuses:
+        return None, None
+    length = min(int(plain_BT.all(dim=0).long().cumprod(dim=0).sum()), plain_BT.shape[1] - 1)
+    if length == 0:
+        return None, None
+    positions, documents = (None if rows is None else rows[:, :length] for rows in (positions_BT, documents_BT))
+    return model.trunk(embeddings_BTD[:, :length], positions, documents, keep="window")
 
 
 def read(
@@ -119,20 +141,17 @@ def read_exact(
     documents_BT: Tensor | None = None,
     plain_BT: Tensor | None = None,
 ) -> Tensor:
-    """Top states [B, T, D] of the sequential recurrence (Eq. 8): each position waits for the one before it."""
+    """Top states [B, T, D] of the sequential recurrence (Eq. 8): each position waits for the one before it. What is plain in every row
+    before the first that is not is read at once."""
     embeddings = model.trunk.embed(tokens_BT)
-    cache: Any | None = None
-    boundary: Tensor | None = None
-    states = []
-    for t in range(tokens_BT.shape[1]):
+    head, cache = _read_plain_head(model, embeddings, positions_BT, documents_BT, plain_BT)
+    states = [] if head is None else [head]
+    for t in range(0 if head is None else head.shape[1], tokens_BT.shape[1]):
         here = slice(t, t + 1)
-        positions = None if positions_BT is None else positions_BT[:, here]
-        documents = None if documents_BT is None else documents_BT[:, here]
-        plain = None if plain_BT is None else plain_BT[:, here]
+        positions, documents, plain = (None if rows is None else rows[:, here] for rows in (positions_BT, documents_BT, plain_BT))
         token = embeddings[:, here]
-        state, cache = fused_pass(model, token, token, boundary, positions, documents, cache, "window", plain)
+        state, cache = fused_pass(model, token, token, states[-1][:, -1] if states else None, positions, documents, cache, "window", plain)
         states.append(state)
-        boundary = state[:, 0]
     return torch.cat(states, dim=1)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fullband.config import FeedbackPasses
 from fullband.decode.modes import resolve_mode
 from fullband.decode.prompts import PADDING, align_prompts
-from fullband.feedback.answer import read_answer
 from fullband.feedback.converged import read_converged
 from fullband.feedback.passes import FeedbackModel, read
 from fullband.hf.rows import describe_rows
@@ -60,4 +60,7 @@ def read_as_generated(
             "config.score_as_generated: logits_to_keep has to say how many of the last tokens are the answer (their number + 1)"
         )
     positions_BT, documents_BT = describe_rows(tokens_BT, attention_mask, position_ids)
-    return read_answer(model, tokens_BT, tokens_BT.shape[1] - logits_to_keep + 1, passes, positions_BT, documents_BT)
+    prompt, slots_T = tokens_BT.shape[1] - logits_to_keep + 1, torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+    if not 0 < prompt < len(slots_T):
+        raise ValueError(f"the prompt is 1 … {len(slots_T) - 1} of {len(slots_T)} slots, not {prompt}")
+    return read(model, tokens_BT, passes, positions_BT, documents_BT, plain_BT=(slots_T < prompt).expand_as(tokens_BT))

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from fullband.config import TrunkConfig
 from fullband.trunk.attention import Plan, attend, make_plan
 from fullband.trunk.cache import Cache, Slots, extend_documents
+from fullband.trunk.fed_back import FedBack
 from fullband.trunk.pointwise import RMSNorm, rotate
 from fullband.trunk.protocol import Keep
 from fullband.trunk.rope import rotary
@@ -121,6 +122,7 @@ class Decoder(nn.Module):
         self.input_norm = RMSNorm(config.width, config.norm_eps)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.final_norm = RMSNorm(config.width, config.norm_eps)
+        self.fed_back = None if config.fed_back == "top" else FedBack(config)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -139,7 +141,8 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        return self.embedding.weight
+        weight = self.embedding.weight
+        return weight if self.fed_back is None else F.pad(weight, (0, self.config.width))  # it does not read the other state
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         return self.input_norm(self.embedding(tokens_BT))
@@ -164,6 +167,7 @@ class Decoder(nn.Module):
         plans: dict[tuple[int, int | None], Plan] = {}
         kept: list[Slots] = []
         x = inputs_BTD
+        streams = [x]
         for i, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
             past = cache.layers[i] if cache else None
             keys = length + _reachable(past, window)
@@ -171,10 +175,10 @@ class Decoder(nn.Module):
                 key_documents = None if documents is None else documents.tensor[:, documents.tensor.shape[1] - keys :]
                 plans[keys, window] = self.plan(length, keys, window, key_documents, device)
             x, extended = self._run(block, x, cos, sin, past, keys, plans[keys, window], keep)
+            streams = [*streams, x] if self.fed_back else [x]
             if extended is not None:
                 kept.append(extended if keep == "all" or window is None else extended.last(window - 1))
-        states = self.final_norm(x)
-        return states, None if keep == "none" else Cache(tuple(kept), self.windows, past_length + length, documents)
+        return self._handed_on(streams), None if keep == "none" else Cache(tuple(kept), self.windows, past_length + length, documents)
 
     def _read_in_place(self, x_B1D: Tensor, positions_B1: Tensor | None, cache: StaticCache) -> Tensor:
         """Top states [B, 1, D] of one token a row, whose keys and values are written into the cache. Nothing here depends on its length
@@ -185,10 +189,17 @@ class Decoder(nn.Module):
         dtype = _compute_dtype(x_B1D)
         cos, sin = rotary(positions_B1, self.config, dtype)
         x = x_B1D
+        streams = [x]
         for layer, (block, plan) in enumerate(zip(self.blocks, cache.plans(positions_B1, dtype), strict=True)):
             x = _run_eagerly(block, x, cos, sin, plan, partial(cache.write, layer))
+            streams = [*streams, x] if self.fed_back else [x]
         cache.advance()
-        return self.final_norm(x)
+        return self._handed_on(streams)
+
+    def _handed_on(self, streams: list[Tensor]) -> Tensor:
+        """The top state, and behind it the one that is fed back if that is another."""
+        top = self.final_norm(streams[-1])
+        return top if self.fed_back is None else torch.cat([top, self.fed_back(streams)], dim=-1)
 
     def _run(
         self, block: Any, x: Tensor, cos: Tensor, sin: Tensor, past: Slots | None, keys: int, plan: Plan, keep: Keep

@@ -45,6 +45,8 @@ class Trunk(Protocol):
     ) -> tuple[Tensor, Any | None]:
         """(top states [B, T, D] after the final norm, the cache extended by these T slots, or None for keep="none").
 
+        A trunk that feeds back another state than the top one puts it behind that: states are [B, T, 2D] then, and so wide is the head.
+
         `documents_BT` None means one document a row and no padding; `positions_BT` None means slots count from 0.
         The cache that was given is never changed. keep="window" lets sliding layers forget what no later query can see.
         """
@@ -58,7 +60,7 @@ class Trunk(Protocol):
 
     @property
     def head_weight(self) -> Tensor:
-        """[V, D]; logits are top states @ head_weight.T."""
+        """[V, D]; logits are states @ head_weight.T. Zeros stand where it does not read a state."""
         ...
 
     def __call__(
