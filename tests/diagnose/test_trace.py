@@ -9,7 +9,7 @@ import torch
 
 from diagnose.toys import Toy, rows
 from fullband.data.batch import Batch
-from fullband.diagnose.trace import trace_passes
+from fullband.diagnose.trace import _unigram, trace_passes
 
 
 @pytest.mark.parametrize("gain", [0.3, 0.8, -0.6, 1.2])
@@ -93,3 +93,17 @@ def test_what_cannot_be_measured_is_refused() -> None:
         trace_passes(Toy(0.5), rows(16), 2)
     with pytest.raises(ValueError, match="5000 tokens do not fit"):
         trace_passes(Toy(0.5), rows(5000, count=1), 3)
+
+
+def test_the_slope_of_arrival_does_not_depend_on_how_long_one_waits() -> None:
+    """All positions arrive once there are as many passes as positions; that says nothing about the map."""
+    few, many = (trace_passes(Toy(1.0), rows(64), passes).arrival for passes in (32, 200))
+    assert many.late == 1 and few.late == 0
+    assert many.passes_per_position == pytest.approx(few.passes_per_position, abs=1e-9)
+
+
+def test_the_reference_is_not_too_low_where_targets_are_few() -> None:
+    few, many = torch.arange(100), torch.randint(100, (20_000,), generator=torch.Generator().manual_seed(0))
+    assert _unigram(few, 50_000) == pytest.approx(math.log(50_000), rel=1e-6), "each is new to the others; their own entropy is log 100"
+    assert _unigram(many, 50_000) == pytest.approx(math.log(100), rel=0.01)
+    assert _unigram(torch.tensor([3, 3, 3, 3]), 50_000) == pytest.approx(0)

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from fullband.config import Recipe, load_recipe, parse
+from fullband.data.batch import Document
 from fullband.data.loader import build_loader
 from fullband.diagnose import diagnose, judge, rows_of_documents, rows_of_task, trace_passes
 from fullband.diagnose.diagnosis import Settings
+from fullband.feedback.passes import read_exact
 from fullband.model import FullBandModel
 from fullband.quickstart.recipes import fullband_recipe
 from fullband.train.loop import train
@@ -43,13 +45,29 @@ def test_the_word_problem_is_wavefront_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_two_beat_model_oscillates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counting_model_oscillates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts rightly when it is read exactly, far beyond the lengths it was trained on, and flips in every pass past the wavefront."""
     monkeypatch.chdir(ROOT)
     recipe = load_recipe("recipes/diagnose/oscillating.yaml")
     model = trained(recipe, tmp_path / "oscillating")
     documents = build_loader(recipe.data, recipe.seed, 1).validation_documents(16)
-    found = judge(trace_passes(model, rows_of_documents(documents, 8, 32, model.trunk.context), 32))
+    assert answers_right(model, documents) >= 0.9
+    trace = trace_passes(model, rows_of_documents(documents, 8, 32, model.trunk.context), 32)
+    found = judge(trace)
     assert found.word == "oscillating", found
+    assert trace.returns.period == 2 and trace.returns.distance[1] < 0.1 and trace.shrinking < 0.8, trace.returns
+
+
+def answers_right(model: FullBandModel, documents: list[Document]) -> float:
+    """The share of documents at whose "=" exact reading prefers the right answer, e or o."""
+    choices, right = torch.tensor(list(b"eo")), 0
+    for document in documents:
+        at = int((document.tokens == ord("=")).nonzero()[-1])
+        with torch.no_grad():
+            state_1D = read_exact(model, document.tokens[None, : at + 1])[:, -1]
+        best = choices[(state_1D @ model.trunk.head_weight[choices].T).argmax()]
+        right += int(best == document.targets[at])
+    return right / len(documents)
 
 
 @pytest.mark.slow

@@ -26,6 +26,20 @@ def test_a_two_cycle_is_oscillating() -> None:
     assert found.word == "oscillating" and "return after 2 passes" in found.why[0]
 
 
+class Saturates(Toy):
+    """z_t = -2 tanh(z_{t-1}): one large step first, then a cycle of two."""
+
+    def fusion(self, embedding, carried, input_norm):  # type: ignore[no-untyped-def]
+        return torch.cat([embedding[..., :4], -2 * torch.tanh(carried[..., 4:])], dim=-1)
+
+
+def test_a_change_that_shrinks_at_first_and_then_no_longer_is_not_contracting() -> None:
+    trace = trace_passes(Saturates(start=8.0), rows(64), 32)
+    assert trace.ratio_p99 < 0.98, "from the first change to the last it shrank everywhere"
+    assert trace.late_ratio == pytest.approx(1, abs=1e-6) and trace.shrinking == 0
+    assert judge(trace).word == "oscillating"
+
+
 def test_an_expansion_is_diverging() -> None:
     found = judge(trace_passes(Toy(1.5), rows(64), 24))
     assert found.word == "diverging" and "from pass 2 to 24" in found.why[0]

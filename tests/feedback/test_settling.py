@@ -1,10 +1,12 @@
 """Settling on a toy whose contraction is known: the state is (a constant, r · carried + e), so a change shrinks by r a pass."""
 
+import math
+
 import pytest
 import torch
 
 from fullband.feedback.passes import read
-from fullband.feedback.settling import measure_settling
+from fullband.feedback.settling import Changes, measure_settling, settled_from
 
 
 class Toy:
@@ -91,3 +93,41 @@ def test_too_few_passes_are_refused():
 def test_the_toy_is_what_it_says():
     states = read(Toy(0.5), torch.zeros(1, 6, dtype=torch.long), 5)
     assert states[0, :, 1].tolist() == [sum(0.5**j for j in range(t + 1)) for t in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("p99", "needed"),
+    [
+        ([0.5, 1e-3, 0.5, 0.5], None),  # a rest of one pass, then a move
+        ([0.5, 0.5, 0.5, 1e-3], None),  # whether this one would have stayed is not known
+        ([1e-3, 0.5, 1e-3, 1e-3], 4),
+        ([1e-3, 1e-3, 1e-3], 2),
+        ([1e-3, 1e-3, math.nan], None),
+    ],
+)
+def test_a_rest_counts_where_it_stays(p99, needed):
+    assert settled_from(p99, 1e-2) == needed
+
+
+def test_a_state_that_rests_for_a_pass_and_moves_on_is_not_settled():
+    """Nothing moves in every third pass, the last one included, and everything in the others."""
+
+    class Ticking(Toy):
+        calls = 0
+
+        def __call__(self, inputs, positions=None, documents=None, cache=None, keep="none"):
+            self.calls += 1
+            inputs[..., 1] = (-1.0) ** (self.calls - self.calls // 3)
+            return inputs, None
+
+    found = measure_settling(Ticking(0.0, constant=1.0), torch.zeros(1, 40, dtype=torch.long), 12, tolerance=1e-3)
+    assert min(found.relative_change) == 0, "there are passes that move nothing"
+    assert found.passes_needed is None and not found.settled(0.9)
+
+
+def test_a_cycle_that_is_reached_slowly_shrinks_at_first_and_not_at_the_end():
+    changes = Changes(1, 16, 1e-5, torch.device("cpu"))
+    for k in range(16):
+        changes.add(torch.tensor([0.5 + 0.5**k]))
+    assert changes.ratios().item() < 0.97
+    assert changes.late_ratios().item() == pytest.approx(1, abs=1e-2)

@@ -195,28 +195,26 @@ def write_report(folder: Path, described: dict[str, Any]) -> None:
 
 def print_diagnosis(console: Any, described: dict[str, Any], diagnosis: Diagnosis, folder: Path | None) -> None:
     from fullband.cli.tables import print_table, table
-    from fullband.plots.diagnosis_page import LISTED, number, reach_text, rollout_text
+    from fullband.plots.diagnosis_page import HEADS, LISTED, cells_of, needed_text, number, reach_text, rollout_text
 
     trace = diagnosis.trace
     console.print(f"Verdict: {diagnosis.verdict.word}", style="bold")
     for sentence in diagnosis.verdict.why:
         console.print(f"  {sentence}")
     console.print()
-    made = table(["pass", "loss", "loss past", "change past", "99th percentile", "gap in loss", "gap in state", "KL to exact"])
-    for record in trace.records:
-        if record.k in LISTED or record is trace.records[-1]:
-            change = record.change_past
-            moved = (None, None) if change is None else (change.relative, change.p99)
-            cells = (record.loss, record.loss_past, *moved, record.gap_loss, record.gap_state_past, record.gap_kl_past)
-            made.add_row(str(record.k), *map(number, cells))
+    made = table(list(HEADS))
+    for record in described["trace"]["records"]:
+        if record["k"] in LISTED or record["k"] == trace.records[-1].k:
+            made.add_row(*cells_of(record))
     print_table(
         console,
         f"Repeated passes over {trace.rows} rows of {trace.length} positions ({described['data']})",
         made,
         f"past: positions {trace.horizon} and later, which the wavefront has not reached (while k <= {trace.horizon}). "
-        f"Exact reading: {number(trace.loss_exact)} nats, {number(trace.loss_exact_past)} there. Change ratio a pass: median "
-        f"{number(trace.ratio_median)}, 99th percentile {number(trace.ratio_p99)}. "
-        f"Arrival: {number(trace.arrival.passes_per_position)} passes a position.",
+        f"front: the one position a row that the pass makes final. Exact reading: {number(trace.loss_exact)} nats, "
+        f"{number(trace.loss_exact_past)} past. Change ratio a pass: median {number(trace.ratio_median)}, 99th percentile "
+        f"{number(trace.ratio_p99)}, {number(trace.late_ratio)} at the end. Passes needed until 99% of the states move less than "
+        f"{needed_text(described['trace'])}. Arrival: {number(trace.arrival.passes_per_position)} passes a position.",
     )
     for rollout in described["rollouts"]:
         console.print(rollout_text(rollout))

@@ -64,8 +64,8 @@ class Arrival:
     positions, median, p90   pass after which a position stayed there, over rows, at up to 128 positions; None = not in these passes
     late                     share of the positions of the second half of the rows that arrived
     passes_per_position      mean arrival in the last quarter of the rows minus that in the third, over their distance in positions. Where
-                             most of the second half has not arrived, the first positions, as many as passes, are taken for the row:
-                             these had to arrive
+                             most of the second half has not arrived within `horizon` passes, the first `horizon` positions are taken for
+                             the row: these had to arrive
     """
 
     positions: list[int]
@@ -82,9 +82,10 @@ class Trace:
     horizon        passes over which positions past the wavefront were measured
     ratio_median   over those positions: the geometric mean factor by which the change grows in a pass (< 1: it shrinks), while it is
     ratio_p99      above rounding
-    shrinking      share of those positions where that factor is below 1 or the change ended below `tolerance`
+    late_ratio     the median of that factor at the end: from the third quarter of the passes up to the horizon to the last one
+    shrinking      share of those positions where the change still shrinks at the end (late ratio below 0.99) or is below `tolerance`
     passes_needed  {tolerance: first pass from which on the 99th percentile of relative change stayed below it up to the horizon, or None}
-    unigram        entropy of the targets' own frequencies: the loss of a model that knows them and reads nothing
+    unigram        cross-entropy of each target under the frequencies of the others: the loss of a model that knows them and reads nothing
     fixed_at       the first pass that changed nothing, which ended the loop; None = all passes were run
     """
 
@@ -95,6 +96,7 @@ class Trace:
     records: list[PassRecord]
     ratio_median: float
     ratio_p99: float
+    late_ratio: float
     shrinking: float
     passes_needed: dict[float, int | None]
     returns: Return

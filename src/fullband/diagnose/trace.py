@@ -29,12 +29,13 @@ from fullband.data.batch import IGNORE, Batch
 from fullband.diagnose.records import Arrival, PassChange, PassRecord, Return, Trace
 from fullband.feedback.loss import token_losses
 from fullband.feedback.passes import FeedbackModel, check_length, iterate_passes, read_exact
-from fullband.feedback.settling import FLOOR
+from fullband.feedback.settling import Changes, quantile, rounding, settled_from, state_norms
 
 LAGS = 8  # longest period that is looked for, in passes
 SAMPLE = 512  # positions past the wavefront whose last states are kept for it
 KL_POSITIONS = 64  # positions whose distributions are compared with those of exact reading
 TOLERANCES = (1e-1, 1e-2, 1e-3)
+SHRINKS = 0.99  # late change ratio a pass from which on a change no longer counts as shrinking: it would take 70 passes to halve
 
 Progress = Callable[[int, int], None]  # (done, of how many)
 
@@ -61,34 +62,6 @@ class _Positions:
         return float(chosen.double().mean()) if len(chosen) else None
 
 
-class _Ratios:
-    """The change ratio of every position past the wavefront: from its first change above rounding to its last one, or, where changes
-    have dropped to rounding for good, to the one after. A state that rests now and then and moves on has not settled."""
-
-    def __init__(self, floor: float, device: torch.device, positions: int):
-        self.floor, self.pass_ = floor, 0
-        self.first_N, self.last_N, self.latest_N = (torch.zeros(positions, device=device) for _ in range(3))
-        self.first_at_N, self.last_at_N = (torch.zeros(positions, dtype=torch.long, device=device) for _ in range(2))
-
-    def add(self, relative_N: Tensor) -> None:
-        self.pass_ += 1
-        above_N = ~(relative_N <= self.floor)  # so written, NaN is above
-        begins_N = above_N & (self.first_at_N == 0)
-        self.first_N = torch.where(begins_N, relative_N, self.first_N)
-        self.first_at_N = torch.where(begins_N, self.pass_, self.first_at_N)
-        self.last_N = torch.where(above_N, relative_N, self.last_N)
-        self.last_at_N = torch.where(above_N, self.pass_, self.last_at_N)
-        self.latest_N = relative_N
-
-    def ratios(self) -> Tensor:
-        """Between 0 (nothing ever moved the state) and whatever it grew by in a pass; 1 where only the last pass moved it."""
-        resting_N = self.last_at_N < self.pass_
-        end_N = torch.where(resting_N, torch.full_like(self.last_N, self.floor), self.last_N)
-        steps_N = self.last_at_N + resting_N.long() - self.first_at_N
-        ratios_N = (end_N / self.first_N.clamp(min=self.floor)) ** (1 / steps_N.clamp(min=1))
-        return torch.where(self.first_at_N == 0, 0.0, ratios_N)
-
-
 @torch.no_grad()
 def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: float = 1e-2, progress: Progress | None = None) -> Trace:
     """Read `batch` again and again, up to `passes` (>= 3) times, and position by position to compare with.
@@ -108,8 +81,8 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
     exact_BTD = read_exact(model, batch.tokens, *layout)
     exact = _Exact(model, exact_BTD, positions)
     records: list[PassRecord] = []
-    floor = max(FLOOR, 2 * torch.finfo(exact_BTD.dtype).eps)
-    ratios, returns = _Ratios(floor, exact_BTD.device, int(positions.past_BT.sum())), _Returns(positions.past_BT)
+    changes = Changes(int(positions.past_BT.sum()), positions.horizon - 1, rounding(exact_BTD.dtype), exact_BTD.device)
+    returns = _Returns(positions.past_BT)
     previous_BTD: Tensor | None = None
     fixed_at = None
     arrived_BT = torch.ones_like(batch.tokens)  # the pass after the last one that was too far from exact reading
@@ -122,7 +95,7 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
             moved = float((difference_BTD != 0).any(-1)[positions.real_BT].double().mean())
             change_BT = difference_BTD.norm(dim=-1).float()
             if measurable:
-                ratios.add((change_BT / _norms(states_BTD))[positions.past_BT])
+                changes.add((change_BT / state_norms(states_BTD))[positions.past_BT])
         if measurable:
             returns.add(states_BTD)
         gap_BT = exact.distance(states_BTD)
@@ -133,24 +106,26 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
             fixed_at = k
             break
         previous_BTD = states_BTD
-    ratios_N = ratios.ratios()
+    ratios_N, late_N = changes.ratios(), changes.late_ratios()
+    fixed = fixed_at is not None and fixed_at <= positions.horizon
     return Trace(
         rows=batch.shape[0],
         length=positions.length,
         passes=passes,
         horizon=positions.horizon,
         records=records,
-        ratio_median=_quantile(ratios_N, 0.5),
-        ratio_p99=_quantile(ratios_N, 0.99),
-        shrinking=float(((ratios_N < 1) | (ratios.latest_N < tolerance)).double().mean()) if len(ratios_N) else math.nan,
-        passes_needed={wanted: _needed(records, wanted) for wanted in sorted({*TOLERANCES, tolerance}, reverse=True)},
+        ratio_median=quantile(ratios_N, 0.5),
+        ratio_p99=quantile(ratios_N, 0.99),
+        late_ratio=quantile(late_N, 0.5),
+        shrinking=float(((late_N < SHRINKS) | (changes.latest() < tolerance)).double().mean()) if len(late_N) else math.nan,
+        passes_needed={wanted: _needed(records, wanted, fixed) for wanted in sorted({*TOLERANCES, tolerance}, reverse=True)},
         returns=returns.measured(),
         arrival=_arrival(arrived_BT, positions, records[-1].k),
         loss_exact=exact.loss,
         loss_exact_early=exact.loss_early,
         loss_exact_past=exact.loss_past,
         exact_rms=_rms(exact_BTD, positions.real_BT),
-        unigram=_unigram(batch.targets[positions.scored_BT]),
+        unigram=_unigram(batch.targets[positions.scored_BT], model.trunk.vocab_size),
         uniform=math.log(model.trunk.vocab_size),
         fixed_at=fixed_at,
         tolerance=tolerance,
@@ -161,7 +136,7 @@ class _Exact:
     """Exact reading, and how far a pass is from it."""
 
     def __init__(self, model: FeedbackModel, states_BTD: Tensor, positions: _Positions):
-        self.states_BTD, self.norms_BT = states_BTD, _norms(states_BTD)
+        self.states_BTD, self.norms_BT = states_BTD, state_norms(states_BTD)
         nll_BT = positions.losses(model, states_BTD)
         self.loss = positions.mean_loss(nll_BT, positions.real_BT) or 0.0
         self.loss_early = positions.mean_loss(nll_BT, positions.early_BT)
@@ -217,7 +192,7 @@ def _record(
     exact: _Exact,
 ) -> PassRecord:
     nll_BT = positions.losses(model, states_BTD)
-    norms_BT = _norms(states_BTD)
+    norms_BT = state_norms(states_BTD)
     loss = positions.mean_loss(nll_BT, positions.real_BT) or 0.0
     measurable = k <= positions.horizon
 
@@ -248,19 +223,13 @@ def _change(change_BT: Tensor, norms_BT: Tensor, where_BT: Tensor) -> PassChange
         return None
     relative_N = change_N / norms_BT[where_BT]
     means = (float(change_N.double().mean()), float(relative_N.double().mean()))
-    return PassChange(*means, median=_quantile(relative_N, 0.5), p99=_quantile(relative_N, 0.99))
+    return PassChange(*means, median=quantile(relative_N, 0.5), p99=quantile(relative_N, 0.99))
 
 
-def _needed(records: Sequence[PassRecord], tolerance: float) -> int | None:
-    """The first pass from which on change stayed below the tolerance."""
-    needed = None
-    for record in reversed(records):
-        if record.change_past is None:
-            continue
-        if not record.change_past.p99 < tolerance:
-            break
-        needed = record.k
-    return needed
+def _needed(records: Sequence[PassRecord], tolerance: float, fixed: bool) -> int | None:
+    """By `settled_from`, over the passes that were measured; at a fixed point all later ones rest too."""
+    p99 = [record.change_past.p99 for record in records if record.change_past is not None]
+    return settled_from([*p99, 0.0] if fixed else p99, tolerance)
 
 
 def _arrival(arrived_BT: Tensor, positions: _Positions, last: int) -> Arrival:
@@ -269,11 +238,12 @@ def _arrival(arrived_BT: Tensor, positions: _Positions, last: int) -> Arrival:
     by_position = [arrived_BT[depth_BT == t].double() for t in shown]
 
     def reached(share: float) -> list[int | None]:
-        passes = [math.ceil(_quantile(arrived_N, share)) for arrived_N in by_position]
+        passes = [math.ceil(quantile(arrived_N, share)) for arrived_N in by_position]
         return [None if k > last else k for k in passes]
 
-    late = float((arrived_BT[depth_BT >= length // 2] <= last).double().mean())
-    whole = length if late >= 0.95 else min(length, last)
+    second_half = arrived_BT[depth_BT >= length // 2]
+    late, in_time = (float((second_half <= k).double().mean()) for k in (last, positions.horizon))
+    whole = length if in_time >= 0.95 else positions.horizon
     third_BT = (depth_BT >= whole // 2) & (depth_BT < 3 * whole // 4)
     last_BT = (depth_BT >= 3 * whole // 4) & (depth_BT < whole)
     slope = math.nan
@@ -291,27 +261,17 @@ def _spread(where_BT: Tensor, limit: int) -> Tensor:
     return places[torch.linspace(0, len(places) - 1, limit, device=places.device).round().long()]
 
 
-def _norms(states_BTD: Tensor) -> Tensor:
-    """‖h‖ [B, T], never 0: a relative change of nothing is nothing."""
-    return states_BTD.norm(dim=-1).float().clamp(min=torch.finfo(torch.float32).tiny)
-
-
 def _rms(states_BTD: Tensor, where_BT: Tensor) -> float:
     return float(states_BTD[where_BT].double().square().mean().sqrt())
 
 
-def _quantile(values_N: Tensor, share: float) -> float:
-    """By sorting: torch.quantile refuses more than 2^24 values. NaN sorts last, so a single one shows at the top."""
-    if not len(values_N):
-        return math.nan
-    ordered = values_N.double().sort().values
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    return float(ordered[low].lerp(ordered[min(low + 1, len(ordered) - 1)], place - low))
-
-
-def _unigram(targets_N: Tensor) -> float:
-    """Entropy in nats."""
+def _unigram(targets_N: Tensor, vocabulary: int) -> float:
+    """Cross-entropy in nats of each target under the frequencies of all others. What is seen once is new to the others: such tokens share
+    their part of the text evenly with all that were not seen. (The entropy of the frequencies themselves is far too low a bar where there
+    are fewer targets than words.)"""
     counts = torch.bincount(targets_N).double()
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * shares.log()).sum())
+    total, once = float(counts.sum()), float((counts == 1).sum())
+    again = counts[counts > 1]
+    known = float((again * ((again - 1) * (total - once) / (again.sum() - len(again)) / total).log()).sum()) if len(again) else 0.0
+    new = once * math.log(once / total / max(1.0, vocabulary - float((counts > 1).sum()))) if once else 0.0
+    return -(known + new) / total

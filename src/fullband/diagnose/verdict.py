@@ -20,10 +20,9 @@ VerdictWord = Literal[
 LEARNED = 0.95  # a reading has learned something if its loss is below this share of what the targets' frequencies alone give
 CLIMB = 0.05  # of that loss: what counts as a loss that has risen
 LEAST_PASSES = 8  # past the wavefront, before anything is said about settling
-SETTLED = 0.95  # share of positions past the wavefront whose change must shrink
+SETTLED = 0.95  # share of positions past the wavefront whose change must shrink to the end
 SLOW = 0.05  # passes a position: arrivals that rise faster than one pass in twenty positions wait for one another
 UNSETTLED_SLOPE = 0.9  # passes a position: at 1 nothing settles before it must
-AHEAD = 0.97  # change ratio a pass: ahead of a front that passes along the row some positions do not shrink at all
 GROWN = 2.0  # times the change and the state's scale must have grown to call it a flight
 TRAINED_PASSES = 3  # the deepest that the paper trains; what deeper reading must beat to be worth its passes
 
@@ -115,11 +114,11 @@ def _running_away(trace: Trace) -> Verdict | None:
 
 def _contracting(trace: Trace) -> Verdict | None:
     needed = trace.passes_needed[trace.tolerance]
-    if needed is None and not (trace.shrinking >= SETTLED and trace.ratio_median < 1):
+    if needed is None and trace.shrinking < SETTLED:
         return None
-    if trace.ratio_p99 >= AHEAD and _arrives_in_turn(trace):
-        return None
-    share = f"The change shrinks at {trace.shrinking:.1%} of the positions past the wavefront"
+    share = (
+        f"At {trace.shrinking:.1%} of the positions past the wavefront the change shrinks to the end, or has come below {trace.tolerance:g}"
+    )
     why = [f"{share}: ratio {trace.ratio_median:.3f} a pass in the median, {trace.ratio_p99:.3f} at the 99th percentile."]
     last = _last(trace)
     assert last.change_past is not None
@@ -146,7 +145,8 @@ def _cycling(trace: Trace) -> Verdict | None:
         "oscillating",
         [
             f"Past the wavefront states return after {period} passes: to within {trace.returns.distance[period - 1]:.2g} of the step that "
-            f"they make in one, which is {last.change_past.relative:.2g} of the state at pass {last.k}.",
+            f"they make in one, which is {last.change_past.relative:.2g} of the state at pass {last.k} and does not shrink (x "
+            f"{trace.late_ratio:.3f} a pass at the end).",
             *_deep_loss(trace),
         ],
     )

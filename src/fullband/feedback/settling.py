@@ -1,12 +1,14 @@
-"""Do the states settle when passes are repeated? (Fig. 3, and the adaptive schedule.)
+"""Do the states settle when passes are repeated? One set of rules, for `fullband diagnose` (Fig. 3) and the adaptive schedule alike.
 
 A change travels at least one position a pass: position t (counted from 0) is final after t + 1 passes whatever the model, so only
 positions the wavefront has not reached (t ≥ k) tell whether the map contracts, and only rows of at least twice as many positions
-as passes hold enough of them.
+as passes hold enough of them. A state that rests for a pass and then moves on has not settled: what counts is where it stays.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from fullband.feedback.passes import FeedbackModel, iterate_passes
 
 FLOOR = 1e-5  # relative change below which rounding, not the map, decides
+REST = 2  # passes that a state must rest at the end to have settled: after one it may move on
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Settling:
 
     relative_change   median over positions of ‖h^(k) - h^(k-1)‖ / ‖h^(k)‖, for k = 2, 3, …
     ratio_median/p99  over positions, of the geometric mean change ratio a pass: below 1 the change shrinks
-    passes_needed     first k whose 99th percentile of relative change is below `tolerance`; None = not reached
+    passes_needed     first k from which on the 99th percentile of relative change stayed below `tolerance` (`settled_from`); None = never
     measurable        whether rows were long enough to see past the wavefront
     """
 
@@ -55,31 +58,98 @@ def measure_settling(
     depth_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand(tokens_BT.shape) if positions_BT is None else positions_BT
     if documents_BT is not None:
         depth_BT = depth_BT.where(documents_BT >= 0, -1)  # padding measures nothing
-    ahead = depth_BT >= passes
-    changes = []
-    previous: Tensor | None = None
-    for states in islice(iterate_passes(model, tokens_BT, positions_BT, documents_BT), passes):
-        if previous is not None:
-            changes.append((states - previous).norm(dim=-1)[ahead].float() / states.norm(dim=-1)[ahead].float())
-        previous = states
     if not bool((depth_BT >= 2 * passes - 1).any()):
-        return Settling([], float("nan"), float("nan"), None, tolerance, measurable=False)
-    change_KN = torch.stack(changes)
-    ratios = _mean_ratio(change_KN)
-    settled_at = (torch.quantile(change_KN, 0.99, dim=1) < tolerance).nonzero()
-    return Settling(
-        relative_change=change_KN.median(dim=1).values.tolist(),
-        ratio_median=float(ratios.median()),
-        ratio_p99=float(torch.quantile(ratios, 0.99)),
-        passes_needed=int(settled_at[0]) + 2 if len(settled_at) else None,
-        tolerance=tolerance,
-        measurable=True,
-    )
+        return Settling([], math.nan, math.nan, None, tolerance, measurable=False)
+    ahead_BT = depth_BT >= passes
+    readings = islice(iterate_passes(model, tokens_BT, positions_BT, documents_BT), passes)
+    previous = next(readings)
+    changes = Changes(int(ahead_BT.sum()), passes - 1, rounding(previous.dtype), previous.device)
+    medians, p99 = [], []
+    for states in readings:
+        relative_N = ((states - previous).norm(dim=-1).float() / state_norms(states))[ahead_BT]
+        changes.add(relative_N)
+        medians.append(quantile(relative_N, 0.5))
+        p99.append(quantile(relative_N, 0.99))
+        previous = states
+    ratios_N = changes.ratios()
+    return Settling(medians, quantile(ratios_N, 0.5), quantile(ratios_N, 0.99), settled_from(p99, tolerance), tolerance, measurable=True)
 
 
-def _mean_ratio(change_KN: Tensor) -> Tensor:
-    """Geometric mean of the change ratios of each position [N], over the passes before its change drops to rounding."""
-    above = (change_KN > FLOOR).cumprod(dim=0)
-    steps = (above.sum(dim=0) - 1).clamp(min=1)
-    last = change_KN.gather(0, steps[None].clamp(max=change_KN.shape[0] - 1))[0]
-    return (last.clamp(min=FLOOR) / change_KN[0].clamp(min=FLOOR)) ** (1.0 / steps)
+class Changes:
+    """Relative changes ‖h^(k) - h^(k-1)‖ / ‖h^(k)‖ of N positions, pass by pass; a few numbers a position, however many passes.
+
+    passes   changes that will be added; fewer if a pass returned the states it was given, after which nothing would change
+    floor    change that is rounding
+    """
+
+    def __init__(self, positions: int, passes: int, floor: float, device: torch.device):
+        self.floor, self.passes, self.quarter = floor, passes, max(1, passes // 4)
+        self.seen = 0
+        self.first_N, self.last_N, self.third_N, self.fourth_N = (torch.zeros(positions, device=device) for _ in range(4))
+        self.first_at_N, self.last_at_N = (torch.zeros(positions, dtype=torch.long, device=device) for _ in range(2))
+
+    def add(self, relative_N: Tensor) -> None:
+        self.seen += 1
+        above_N = ~(relative_N <= self.floor)  # so written, NaN is above
+        begins_N = above_N & (self.first_at_N == 0)
+        self.first_N = torch.where(begins_N, relative_N, self.first_N)
+        self.first_at_N = torch.where(begins_N, self.seen, self.first_at_N)
+        self.last_N = torch.where(above_N, relative_N, self.last_N)
+        self.last_at_N = torch.where(above_N, self.seen, self.last_at_N)
+        left = self.passes - self.seen
+        if left < self.quarter:
+            self.fourth_N = self.fourth_N + relative_N / self.quarter
+        elif left < 2 * self.quarter:
+            self.third_N = self.third_N + relative_N / self.quarter
+
+    def ratios(self) -> Tensor:
+        """Geometric mean factor [N] by which a change grew in a pass, from its first one above rounding to its last one; where it has
+        stayed in rounding since, at most what it takes to get there. 0 where nothing moved the state, 1 where only the last pass did."""
+        steps_N = self.last_at_N - self.first_at_N
+        first_N = self.first_N.clamp(min=self.floor)
+        grew_N = torch.where(steps_N > 0, (self.last_N / first_N) ** (1 / steps_N.clamp(min=1)), 1.0)
+        settled_N = self.seen - self.last_at_N >= REST
+        ratios_N = torch.where(settled_N, torch.minimum(grew_N, (self.floor / first_N) ** (1 / (steps_N + 1))), grew_N)
+        return torch.where(self.first_at_N == 0, 0.0, ratios_N)
+
+    def late_ratios(self) -> Tensor:
+        """The factor a pass [N] at the end: from the mean change of the third quarter of the passes to that of the last. What a map does
+        to begin with says little about what it comes to: a cycle is reached by changes that shrink, and then they no longer do. 0 where
+        the last quarter is rounding."""
+        ratios_N = (self.fourth_N / self.third_N.clamp(min=self.floor)) ** (1 / self.quarter)
+        return torch.where(self.fourth_N <= self.floor, 0.0, ratios_N)
+
+    def latest(self) -> Tensor:
+        """Mean change [N] over the last quarter of the passes."""
+        return self.fourth_N
+
+
+def settled_from(p99: Sequence[float], tolerance: float) -> int | None:
+    """The first pass k from which on the 99th percentile of relative change (of k = 2, 3, …) stayed below the tolerance, for at
+    least REST passes. None if there is no such pass."""
+    resting = 0
+    for change in reversed(p99):
+        if not change < tolerance:
+            break
+        resting += 1
+    return len(p99) - resting + 2 if resting >= REST else None
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """The relative change that is rounding in a dtype."""
+    return max(FLOOR, 2 * torch.finfo(dtype).eps)
+
+
+def state_norms(states_BTD: Tensor) -> Tensor:
+    """‖h‖ [B, T], never 0: a relative change of nothing is nothing."""
+    return states_BTD.norm(dim=-1).float().clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def quantile(values_N: Tensor, share: float) -> float:
+    """By sorting: torch.quantile refuses more than 2^24 values. NaN sorts last, so a single one shows at the top; NaN if there are none."""
+    if not len(values_N):
+        return math.nan
+    ordered = values_N.double().sort().values
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    return float(ordered[low].lerp(ordered[min(low + 1, len(ordered) - 1)], place - low))

@@ -75,7 +75,8 @@ def curve_label(model: str, k: int) -> str:
 def marks_of(curves: Mapping[str, Sequence[Curve]], milestones: Mapping[str, Any]) -> list[tuple[float, str]]:
     """(token-equivalent compute, label) of switch-on, with its shock if that is known, and crossover of the full-band run."""
     shock = milestones.get("switch_on_shock")
-    words = {"switch_on_step": "feedback on" + ("" if shock is None else f", shock {shock:+.2f} nats"), "crossover_step": "crossover"}
+    size = "" if shock is None else f", shock {round(shock, 2) + 0.0:+.2f} nats"  # + 0.0: never "-0.00"
+    words = {"switch_on_step": f"feedback on{size}", "crossover_step": "crossover"}
     places = [(compute_at(curves.get("fullband", []), milestones.get(key)), label) for key, label in words.items()]
     return [(at, label) for at, label in places if at is not None]
 

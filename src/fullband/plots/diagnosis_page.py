@@ -12,8 +12,8 @@ from typing import Any
 from fullband.plots.chart import SCRIPT, STYLE, Axis, Line, Mark, line_chart, log_axis, near_axis, nice_ticks
 from fullband.plots.page import stylesheet
 from fullband.plots.reachability import SHADES, WORDS, influence_text, shade, shown_layer
-from fullband.plots.settling import LOG_TICKS, MANY, Series, change_series, loss_series
-from fullband.plots.stability import RESPONSE_KEYS, ROLLOUT_KEYS, responses, rollout_name
+from fullband.plots.settling import MANY, Series, change_series, loss_series, pass_ticks
+from fullband.plots.stability import RESPONSE_KEYS, responses, rollout_lines, rollout_name
 
 TEMPLATE = Path(__file__).with_name("diagnosis_page.html")
 HEADLINES = {
@@ -24,6 +24,7 @@ HEADLINES = {
     "not yet trained": "Not yet trained",
     "not measurable at this length": "Not measurable at this length",
 }
+HEADS = ("pass", "loss", "loss past", "change", "past", "p99 past", "absolute past", "front", "gap in loss", "gap in state", "KL")
 LISTED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1000)  # passes of the table
 
 
@@ -51,10 +52,8 @@ def page(diagnosis: Mapping[str, Any]) -> str:
         absolute_chart=change_chart(trace, "absolute"),
         arrival_chart=arrival_chart(trace),
         passes_table=passes_table(trace),
-        needed="; ".join(
-            f"{float(tolerance):g} {'from pass ' + str(k) + ' on' if k else 'at no pass that was measured'}"
-            for tolerance, k in trace["passes_needed"].items()
-        ),
+        needed=needed_text(trace),
+        late_ratio=number(trace["late_ratio"]),
         rollouts=rollouts(diagnosis),
         response=response(diagnosis),
         reach=reach(diagnosis),
@@ -69,10 +68,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def passes_axis(trace: Mapping[str, Any], first: int) -> Axis:
     last = max(trace["records"][-1]["k"], first + 1)
-    ticks: Sequence[float] = [tick for tick in nice_ticks(last) if tick >= first]
-    if last > MANY:
-        ticks = [float(tick) for tick in LOG_TICKS if first <= tick <= last]
-    return Axis("pass k", first, last, ticks, prefix="pass ", log=last > MANY)
+    return Axis("pass k (1 = plain)", first, last, pass_ticks(first, last), prefix="pass ", log=last > MANY)
 
 
 def lines_of(series: Sequence[Series]) -> list[Line]:
@@ -112,35 +108,34 @@ def arrival_chart(trace: Mapping[str, Any]) -> str:
     return line_chart("Passes until exact", [line for line in lines if line.x], [], x, y)
 
 
+def cells_of(record: Mapping[str, Any]) -> list[str]:
+    """A pass as the cells under HEADS: "change" is relative to the state's norm unless it says otherwise."""
+    nothing = {"relative": None, "absolute": None, "p99": None}
+    whole, past, front = (record[group] or nothing for group in ("change", "change_past", "change_front"))
+    changes = (whole["relative"], past["relative"], past["p99"], past["absolute"], front["relative"])
+    values = (record["loss"], record["loss_past"], *changes, record["gap_loss"], record["gap_state_past"], record["gap_kl_past"])
+    return [str(record["k"]), *map(number, values)]
+
+
 def passes_table(trace: Mapping[str, Any]) -> str:
-    heads = ("pass", "loss", "loss past", "change past", "99th percentile", "gap in loss", "gap in state", "KL")
-    body = []
-    for record in trace["records"]:
-        if record["k"] not in LISTED and record is not trace["records"][-1]:
-            continue
-        change = record["change_past"] or {"relative": None, "p99": None}
-        cells = (
-            record["loss"],
-            record["loss_past"],
-            change["relative"],
-            change["p99"],
-            record["gap_loss"],
-            record["gap_state_past"],
-            record["gap_kl_past"],
-        )
-        body.append(f"<tr><th>{record['k']}</th>{''.join(f'<td>{number(cell)}</td>' for cell in cells)}</tr>")
-    return f"<thead><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr></thead><tbody>{''.join(body)}</tbody>"
+    shown = [record for record in trace["records"] if record["k"] in LISTED or record is trace["records"][-1]]
+    body = ""
+    for record in shown:
+        k, *cells = cells_of(record)
+        body += f"<tr><th>{k}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return f"<thead><tr>{''.join(f'<th>{head}</th>' for head in HEADS)}</tr></thead><tbody>{body}</tbody>"
+
+
+def needed_text(trace: Mapping[str, Any]) -> str:
+    """From which pass on 99% of the states past the wavefront move less than each tolerance."""
+    return ", ".join(f"{float(tolerance):g}: {k or 'not reached'}" for tolerance, k in trace["passes_needed"].items())
 
 
 def rollouts(diagnosis: Mapping[str, Any]) -> str:
     found = diagnosis["rollouts"]
     if not found:
         return "<p>None were asked for.</p>"
-    lines = []
-    for rollout in found:
-        name = rollout_name(rollout)
-        lines.append(Line(ROLLOUT_KEYS[name], f"top states, {name}", rollout["places"], rollout["state_rms"]))
-        lines.append(Line("standard" if name == "greedy" else "fused-0", f"inputs, {name}", rollout["places"], rollout["input_rms"]))
+    lines = [Line(key, label, places, values) for label, key, places, values in rollout_lines(diagnosis)]
     high = max(value for line in lines for value in line.y) * 1.1
     last = found[0]["tokens"]
     x = Axis("generated token", 0, last, nice_ticks(last), prefix="token ")
@@ -169,12 +164,12 @@ def response(diagnosis: Mapping[str, Any]) -> str:
     found = diagnosis["perturbation"]
     if found is None:
         return "<p>The rows are too short to follow one.</p>"
-    lines, words = [], []
+    lines, words, furthest = [], [], 0
     for label, one in responses(found).items():
+        furthest = max(furthest, len(one["distance"]) - 1)
         kept = [(n, value) for n, value in enumerate(one["distance"]) if value > 0]
         lines.append(Line(RESPONSE_KEYS[label], label, [n for n, _ in kept], [value for _, value in kept]))
         words.append(f"{label} x {number(one['growth'])} in each")
-    furthest = max(line.x[-1] for line in lines)
     x = Axis("positions or passes after the nudge", 0, furthest, nice_ticks(furthest), prefix="after ")
     chart = line_chart("Response", lines, [], x, log_axis("relative distance", [value for line in lines for value in line.y]))
     text = (
@@ -187,7 +182,8 @@ def response(diagnosis: Mapping[str, Any]) -> str:
 def reach_text(diagnosis: Mapping[str, Any]) -> str:
     """Whether the grids are as the paper says."""
     broken = sum(grid["unexpected"] for grid in diagnosis["reach"])
-    return f"{broken} states are not as Eqs. 2 and 7 say" if broken else "as Eqs. 2 and 7 say"
+    why = "attention windows shorter than the row, or a fusion that is still closed, hide states"
+    return f"{broken} states are not as Eqs. 2 and 7 say ({why})" if broken else "as Eqs. 2 and 7 say"
 
 
 def reach(diagnosis: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from fullband.plots.style import LIGHT, dash, figure
 
 MANY = 48  # passes from which the axis of passes is logarithmic
 LOG_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-STYLES = {"whole rows": "standard", "past the wavefront": "fused-8", "99th percentile there": "fused-1", "at the wavefront": "exact"}
+STYLES = {"whole rows": "rows", "past the wavefront": "fused-8", "99th percentile there": "fused-1", "at the wavefront": "front"}
 EXACT = "exact reading"
 
 
@@ -69,18 +70,30 @@ def plot_settling(diagnosis: Mapping[str, Any], paths: Sequence[Path]) -> None:
                     line.passes, line.values, color=LIGHT[line.key], linestyle=style, linewidth=width, marker=marker, label=line.label
                 )
             axes.set_xlabel("pass k (1 = plain)")
-            if trace["records"][-1]["k"] > MANY:
+            last = trace["records"][-1]["k"]
+            if last > MANY:
                 axes.set_xscale("log")
-                ticks = [tick for tick in LOG_TICKS if lines[0].passes[0] <= tick <= trace["records"][-1]["k"]]
-                axes.set_xticks(ticks, [str(tick) for tick in ticks])
-                axes.minorticks_off()
+            ticks = pass_ticks(min((line.passes[0] for line in lines), default=1), last)
+            axes.set_xticks(ticks, [str(tick) for tick in ticks])
+            axes.minorticks_off()
             _mark_horizon(axes, trace)
         left.set(ylabel="loss, nats a target", title="Loss by pass")
         right.set_yscale("log")
+        low, high = right.dataLim.intervaly
+        if 0 < low <= high < math.inf:
+            right.set_ylim(0.8 * 10 ** math.floor(math.log10(low)), 1.25 * 10 ** math.ceil(math.log10(high)))
         right.set(ylabel=r"mean $\|h^{(k)} - h^{(k-1)}\| \;/\; \|h^{(k)}\|$", title="State change by pass")
         handles = {label: handle for axes in (left, right) for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), fontsize=9)
-        drawing.suptitle(f"Verdict: {diagnosis['verdict']}", x=0.01, ha="left", fontsize=10.5, color="#5f5f5f")
+        drawing.suptitle(f"{diagnosis['model']}: {diagnosis['verdict']}", x=0.01, ha="left", fontsize=10.5, color="#5f5f5f")
+
+
+def pass_ticks(first: int, last: int) -> list[int]:
+    """Numbers of passes to write at the axis: there is no pass 0."""
+    if last > MANY:
+        return [tick for tick in LOG_TICKS if first <= tick <= last]
+    step = next(step for step in (1, 2, 4, 8) if last <= 9 * step)
+    return sorted({first, *(k for k in range(step, last + 1, step) if k - first >= step / 2)})
 
 
 def _mark_horizon(axes: Any, trace: Mapping[str, Any]) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullband.plots.style import LIGHT, figure
+from fullband.plots.style import LIGHT, dash, figure
 
-ROLLOUT_KEYS = {"greedy": "fused-8", "sampled": "fused-1"}
+ROLLOUT_KEYS = {"state": {"greedy": "fused-8", "sampled": "fused-1"}, "input": {"greedy": "standard", "sampled": "fused-0"}}
+ROLLOUT_LABELS = {"state": "top states", "input": "inputs of the stack"}
 RESPONSE_KEYS = {"along positions": "exact", "over passes": "fused-8"}
 
 
@@ -16,18 +17,23 @@ def rollout_name(rollout: Mapping[str, Any]) -> str:
     return "greedy" if rollout["temperature"] == 0 else "sampled"
 
 
+def rollout_lines(diagnosis: Mapping[str, Any]) -> list[tuple[str, str, list[int], list[float]]]:
+    """(label, style, generated tokens, root mean square) of states and inputs of every rollout."""
+    return [
+        (f"{label}, {name}", ROLLOUT_KEYS[what][name], rollout["places"], rollout[f"{what}_rms"])
+        for rollout in diagnosis["rollouts"]
+        for name in [rollout_name(rollout)]
+        for what, label in ROLLOUT_LABELS.items()
+    ]
+
+
 def plot_rollouts(diagnosis: Mapping[str, Any], paths: Sequence[Path]) -> None:
     """Root mean square of states and inputs over generated tokens."""
     with figure(paths, width=8.6) as (drawing, axes):
-        for rollout in diagnosis["rollouts"]:
-            name = rollout_name(rollout)
-            for what, style in (("state", "-"), ("input", "--")):
-                label = f"{'top states' if what == 'state' else 'inputs of the stack'}, {name}"
-                axes.plot(
-                    rollout["places"], rollout[f"{what}_rms"], color=LIGHT[ROLLOUT_KEYS[name]], linestyle=style, linewidth=1.6, label=label
-                )
+        for label, key, places, values in rollout_lines(diagnosis):
+            axes.plot(places, values, color=LIGHT[key], linestyle=dash(key), linewidth=1.6, label=label)
         axes.set(xlabel="generated token", ylabel="root mean square", title="Scale over a rollout")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
         drawing.legend(loc="outside lower center", ncols=4, fontsize=9)
 
 

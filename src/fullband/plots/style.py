@@ -1,7 +1,8 @@
 """One look for all pictures: colours that the colour-blind can tell apart, on light and on dark paper.
 
 The ways of reading form a scale: the standard model grey, feedback passes from light to dark blue (Fig. 4's axis), exact reading
-orange. Line styles repeat what colours say.
+orange. What is measured of one model at several places has colours of its own: whole rows brown, the wavefront green, positions past it
+the dark blue of deep passes. Line styles repeat what colours say.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ LIGHT = {
     "fused-8": "#15528a",
     "fused-16": "#0b3566",
     "exact": "#d55e00",
+    "rows": "#8a6d3b",
+    "front": "#009e73",
 }
 DARK = {
     "standard": "#a9a9a9",
@@ -33,9 +36,11 @@ DARK = {
     "fused-8": "#a3cbf0",
     "fused-16": "#d5e8fb",
     "exact": "#ff9d52",
+    "rows": "#c9a96a",
+    "front": "#4fd0a5",
 }
 PASS_KEYS = {1: "fused-1", 2: "fused-4", 3: "fused-16"}  # training curves use the same scale: deeper is darker
-DASHES = {"standard": "6 4", "fused-0": "1.5 3.5"}
+DASHES = {"standard": "6 4", "fused-0": "1.5 3.5", "rows": "6 4", "front": "9 3 2 3"}
 
 
 def reading_label(name: str) -> str:

@@ -1,0 +1,28 @@
+"""The parts of a diagnosis's page and figures that a healthy model does not show."""
+
+from __future__ import annotations
+
+import pytest
+
+from fullband.plots.diagnosis_page import cells_of, needed_text, response
+from fullband.plots.settling import pass_ticks
+
+
+def test_a_nudge_that_nothing_carries_on_is_drawn() -> None:
+    """A converted model before training: its fusion is closed, and the distance is 0 from the first step on."""
+    gone = {"distance": [0.02, 0.0, 0.0], "growth": 5e-4}
+    drawn = response({"perturbation": {"sigma": 0.02, "position": 3, "along_positions": gone, "over_passes": None}})
+    assert "along positions x 0.0005 in each" in drawn and "data-chart" in drawn
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 2), (2, 9), (1, 32), (2, 48), (2, 1000)])
+def test_passes_are_named_from_the_first_on(first: int, last: int) -> None:
+    ticks = pass_ticks(first, last)
+    assert ticks[0] == first and ticks[-1] <= last and ticks == sorted(set(ticks)) and len(ticks) <= 11
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    record = {"k": 1, "loss": 2.0, "loss_past": None, "change": None, "change_past": None, "change_front": None}
+    cells = cells_of(record | {"gap_loss": 0.5, "gap_state_past": None, "gap_kl_past": None})
+    assert cells == ["1", "2", "–", "–", "–", "–", "–", "–", "0.5", "–", "–"]
+    assert needed_text({"passes_needed": {"0.1": 4, "0.01": None}}) == "0.1: 4, 0.01: not reached"
