@@ -53,6 +53,16 @@ def test_losses_at_equal_compute_and_at_equal_tokens(folders: list[Path]) -> Non
     assert (fed["steps"], fed["executed_positions"]) == (4, 60)
 
 
+def test_the_switch_on_step_is_the_runs_own_where_its_log_says_it(tmp_path: Path) -> None:
+    """A run that logs every tenth step feeds back before the first step that shows it."""
+    folder = write_run(tmp_path / "sparse", [1, 1, 2], {})
+    path = folder / "metrics.jsonl"
+    assert read_run(folder).switch_on_step == 2
+    *before, last = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([*before, json.dumps(json.loads(last) | {"switch_on_step": 1})]) + "\n", encoding="utf-8")
+    assert read_run(folder).switch_on_step == 1
+
+
 def test_a_run_that_was_not_evaluated_until_then_has_no_loss_there(tmp_path: Path, folders: list[Path]) -> None:
     late = write_run(tmp_path / "late", [1] * 12, {11: {"0": 1.0}})
     assert compare([read_run(folders[0]), read_run(late)])["runs"][1]["at_equal_compute"] is None

@@ -136,7 +136,7 @@ def test_the_shock_is_the_difference_at_the_switch(recipe: MakeRecipe, start: in
     assert result.milestones.shock == pytest.approx(fused - plain, abs=1e-5)
     entry = entries(config)[start]
     assert (entry["fused_pass_2"], entry["plain_there_2"]) == pytest.approx((fused, plain), abs=1e-5)
-    assert entry["switch_on_shock"] == result.milestones.shock
+    assert (entry["switch_on_step"], entry["switch_on_shock"]) == (start, result.milestones.shock)
 
 
 def test_the_residual_entry_starts_without_a_shock(recipe: MakeRecipe) -> None:

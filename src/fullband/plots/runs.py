@@ -34,7 +34,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run's metrics.jsonl says. `switch_on_step` is the first logged step with more than one pass."""
+    """What a run's metrics.jsonl says. `switch_on_step` is the first step with more than one pass; in older
+    files, which do not say it, the first such step that was logged."""
 
     name: str
     curves: list[Curve]
@@ -77,8 +78,8 @@ def read_run(folder: Path) -> RunRecord:
             assert compute is not None
             tokens = steps[-1]["tokens"] * (entry["step"] + 1) / (steps[-1]["step"] + 1)
             evaluations.append(Evaluation(entry["step"], compute, tokens, entry["validation"]))
-    switched = next((entry["step"] for entry in steps if entry["passes"] > 1), None)
-    return RunRecord(folder.resolve().name, curves, evaluations, steps[-1], switched)
+    logged = next((entry["step"] for entry in steps if entry["passes"] > 1), None)
+    return RunRecord(folder.resolve().name, curves, evaluations, steps[-1], steps[-1].get("switch_on_step", logged))
 
 
 def compare(runs: Sequence[RunRecord]) -> dict[str, Any]:

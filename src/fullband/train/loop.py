@@ -168,6 +168,7 @@ def step_values(run: Run, report: StepReport) -> dict[str, Any]:
         "tokens": run.tokens,
         "token_equivalent_compute": run.token_equivalent,
         "executed_positions": run.executed_positions,
+        "switch_on_step": run.milestones.switch_on_step,
         "switch_on_shock": run.milestones.shock,
         "crossover_step": run.milestones.crossover_step,
     }
