@@ -1,7 +1,7 @@
 """Standard mode against lm-eval's own Hugging Face model: every log-likelihood and every greedy answer, on the first documents of a task,
 and the same model in batches of 1 and of 8.
 
-    python -m benchmarks.harness_parity SOURCE CONVERTED --data-dir DATA --documents 2 --output results/evaluate-smoke/parity.json
+    python -m benchmarks.harness_parity SOURCE CONVERTED --data-dir DATA --documents 2 --output results/evaluate/parity.json
 
 SOURCE is a Hugging Face checkpoint, CONVERTED what `fullband convert` made of it. Tasks run one after the other, and each is written when
 it is done; tasks that the output has already with as many documents are not run again.

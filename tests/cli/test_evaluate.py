@@ -156,7 +156,7 @@ def test_runs_side_by_side(whole: Path, arguments: list[Any], tmp_path: Path) ->
     rows = done.json["rows"]
     assert [row["benchmark"] for row in rows] == ["arc_easy"] * 8 + ["gsm8k"] * 4
     assert all(row["difference"]["value"] == 0 for row in rows[1::2])
-    assert "Smoke test: runs side by side" in fullband("compare", whole, whole).out
+    assert "Smoke test: Runs side by side" in fullband("compare", whole, whole).out
 
 
 def test_a_baseline_stands_beside_the_plain_reading(text_run: Trained, data: Path, tmp_path: Path) -> None:
@@ -191,6 +191,7 @@ def no_split(folder: Path) -> list[Any]:
         (lambda folder: [], "there is nothing to evaluate: name a task or a suite"),
         (no_split, "arc_easy asks questions of the split 'test', which is not there (there are: train)"),
         (lambda folder: ["arc_easy", "--data-dir", folder / "none"], "none: no such folder of data"),
+        (lambda folder: ["arc_easy", "--baseline", folder / "none"], "none: no such model folder"),
         (lambda folder: ["arc_easy", "--data-dir", folder], "no data for arc_easy: a folder named arc_easy"),
         (lambda folder: ["arc_easy", "--feedback-passes", "few"], "--feedback-passes: 'few' is not 0, 1, 2"),
         (lambda folder: ["gsm8k", "--modes", "hard"], "unknown mode 'hard'"),

@@ -29,8 +29,8 @@ def compare(
 ) -> None:
     """Lay evaluations side by side.
 
-    One folder: its reports are written again, from all its shards if it has some. Several: paired differences to the first, on the
-    documents and problems that both have.
+    One folder: its reports are written again, from all its shards if it has some, or from a results.json that stands alone. Several: paired
+    differences to the first, on the documents and problems that both have.
     """
     from fullband.cli.console import output, print_json
 

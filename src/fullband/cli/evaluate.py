@@ -102,6 +102,7 @@ def evaluate(
     check_modes(plan)
     precision = parse_dtype(dtype)
     text = HarnessText.of_folder(small_files(model))
+    text_of_baseline = HarnessText.of_folder(small_files(baseline)) if baseline is not None else text  # refused before hours of the model
     if dry_run:
         print_prompts(plan, text, data_dir, as_json)
         return
@@ -121,14 +122,13 @@ def evaluate(
         run_part(subject, text, plan, material, folder, watch, batch_rows, workers, unsandboxed)
         if baseline is not None:
             other = open_subject(baseline, device, precision)
-            own_text = HarnessText.of_folder(small_files(baseline))
-            beside = load_material(plan, own_text, data_dir) if plan.prompts == "chat" else material
+            beside = load_material(plan, text_of_baseline, data_dir) if plan.prompts == "chat" else material
 
             def watch_baseline(what: str, done: int, total: int) -> None:
                 watch(f"baseline: {what}", done, total)
 
             part = folder / "baseline"
-            run_part(other, own_text, plan.of_baseline(), beside, part, watch_baseline, batch_rows, workers, unsandboxed)
+            run_part(other, text_of_baseline, plan.of_baseline(), beside, part, watch_baseline, batch_rows, workers, unsandboxed)
     finish(whole if plan.shard[1] == 1 else folder, plan, as_json)
 
 

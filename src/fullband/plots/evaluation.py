@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fullband.plots.style import LIGHT, figure
 
-COLOURS = {"standard": LIGHT["standard"], "soft": LIGHT["fused-2"], "fused": LIGHT["fused-16"]}
-LABELS = {"standard": "Standard", "soft": "Soft", "fused": "Fused"}
-BASELINE = LIGHT["exact"]
+COLOURS = {"standard": LIGHT["standard"], "soft": LIGHT["fused-2"], "fused": LIGHT["fused-16"], "baseline": LIGHT["exact"]}
+LABELS = {"standard": "Standard", "soft": "Soft", "fused": "Fused", "baseline": "baseline"}
+MARKERS = {"standard": ("o", 12), "soft": ("s", 7), "fused": ("D", 4), "baseline": ("x", 9)}  # points in one place are all seen
 
 
 def plot_evaluation(results: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -36,8 +37,9 @@ def plot_passes(results: Mapping[str, Any], path: Path) -> None:
     names = [name for name in mean["readings"] if name != "soft"]  # it is another way of reading, and has no place on the axis
     places = range(len(names))
     with figure([path], width=6.4) as (_, axes):
-        for task in results["tasks"].values():
-            axes.plot(places, [_percent(task["readings"][name]) for name in names], color="#c9ced6", linewidth=1, zorder=1)
+        for number, task in enumerate(results["tasks"].values()):
+            label = "each task" if number == 0 else None
+            axes.plot(places, [_percent(task["readings"][name]) for name in names], color="#c9ced6", linewidth=1, zorder=1, label=label)
         values = [mean["readings"][name] for name in names]
         axes.errorbar(
             places, [_percent(one) for one in values], yerr=[_error(one) for one in values], color=LIGHT["fused-8"], marker="o", capsize=3,
@@ -48,46 +50,63 @@ def plot_passes(results: Mapping[str, Any], path: Path) -> None:
         axes.set_xticks(list(places), names)
         axes.set(xlabel="feedback passes", ylabel="accuracy, percent")
         axes.set_title(_title(results, f"{len(results['tasks'])} tasks by feedback passes"))
-        axes.legend(fontsize=9)
+        axes.figure.legend(loc="outside right upper", fontsize=9)
 
 
 def plot_modes(results: Mapping[str, Any], path: Path) -> None:
-    """Fig. 5: one panel for each benchmark, a bar for each mode; the baseline as a level."""
-    found = list(results["generative"].values())
-    with figure([path], width=2.6 * len(found) + 0.8, height=3.6, rows=1, columns=len(found)) as (_, panels):
-        for number, (benchmark, axes) in enumerate(zip(found, _flat(panels), strict=True)):
+    """Fig. 5: one panel for each benchmark, a bar for each mode with its score in figures; the baseline as a level."""
+    with _panels(results, path, width=2.6) as panels:
+        for benchmark, axes in panels:
             for place, (mode, own) in enumerate(benchmark["modes"].items()):
-                error = _error(own["score"])
-                axes.bar(place, _percent(own["score"]), yerr=error or None, width=0.66, color=COLOURS[mode], capsize=3)
+                value, error = _percent(own["score"]), _error(own["score"])
+                axes.bar(place, value, yerr=error or None, width=0.66, color=COLOURS[mode], capsize=3)
+                axes.annotate(f"{value:.1f}", (place, value + error), textcoords="offset points", xytext=(0, 3), ha="center", fontsize=9)
             if "baseline" in benchmark:
                 _level(axes, benchmark["baseline"]["score"])
             axes.set_xticks(range(len(benchmark["modes"])), [LABELS[mode] for mode in benchmark["modes"]])
-            axes.set_ylim(0, max(5.0, axes.get_ylim()[1]))
-            axes.set_ylabel(f"Pass@{benchmark['k']}, percent")
-            axes.set_title(_title(results, benchmark["label"]) if number == 0 else benchmark["label"])
+            axes.set_ylim(0, max(5.0, 1.08 * axes.get_ylim()[1]))
 
 
 def plot_lengths(results: Mapping[str, Any], path: Path) -> None:
-    """Fig. 6: median tokens against the score, a point for each mode. A mode no answer of which ended has no point."""
-    found = list(results["generative"].values())
-    with figure([path], width=3.2 * len(found) + 0.8, height=3.6, rows=1, columns=len(found)) as (_, panels):
-        for number, (benchmark, axes) in enumerate(zip(found, _flat(panels), strict=True)):
-            for mode, own in benchmark["modes"].items():
+    """Fig. 6: median tokens against the score, a point for each mode and the baseline. What never ended an answer has no point."""
+    with _panels(results, path, width=3.0) as panels:
+        for benchmark, axes in panels:
+            shown = benchmark["modes"] | ({"baseline": benchmark["baseline"]} if "baseline" in benchmark else {})
+            for name, own in shown.items():
                 if own["lengths"]["median"] is not None:
-                    where = (own["lengths"]["median"], _percent(own["score"]))
-                    axes.errorbar(*where, yerr=_error(own["score"]), color=COLOURS[mode], marker="o", markersize=8, capsize=3)
-                    axes.annotate(LABELS[mode], where, textcoords="offset points", xytext=(9, 4), fontsize=9)
+                    marker, size = MARKERS[name]
+                    axes.errorbar(
+                        own["lengths"]["median"], _percent(own["score"]), yerr=_error(own["score"]) or None, color=COLOURS[name],
+                        marker=marker, markersize=size, linestyle="", elinewidth=1.2, capsize=3, label=LABELS[name], clip_on=False,
+                    )  # fmt: skip
             axes.margins(0.25)
-            axes.set(xlabel="median tokens of answers that ended", ylabel=f"Pass@{benchmark['k']}, percent")
-            axes.set_title(_title(results, benchmark["label"]) if number == 0 else benchmark["label"])
+            axes.locator_params(axis="x", nbins=5, integer=True)
+            if not axes.lines:
+                axes.set_xticks([])
+                axes.annotate("no answer ended", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=9)
+            axes.set_ylim(max(0.0, axes.get_ylim()[0]), max(5.0, axes.get_ylim()[1]))
+            axes.set_xlabel("median tokens of ended answers")
 
 
-def _flat(panels: Any) -> list[Any]:
-    return list(panels.flat) if hasattr(panels, "flat") else [panels]
+@contextmanager
+def _panels(results: Mapping[str, Any], path: Path, width: float) -> Iterator[list[tuple[Mapping[str, Any], Any]]]:
+    """(benchmark, axes) in a row, `width` inches each; when they are drawn, one legend for all."""
+    found = list(results["generative"].values())
+    with figure([path], width=width * len(found) + 1.6, height=3.6, rows=1, columns=len(found)) as (drawing, axes):
+        panels = list(zip(found, list(axes.flat) if len(found) > 1 else [axes], strict=True))
+        yield panels
+        labelled: dict[str, Any] = {}
+        for benchmark, own in panels:
+            own.set_title(_title(results, benchmark["label"]))
+            own.set_ylabel(f"Pass@{benchmark['k']}, percent")
+            handles, labels = own.get_legend_handles_labels()
+            labelled |= dict(zip(labels, handles, strict=True))
+        if labelled:
+            drawing.legend(labelled.values(), labelled.keys(), loc="outside right upper", fontsize=9)
 
 
 def _level(axes: Any, found: Mapping[str, Any]) -> None:
-    axes.axhline(_percent(found), color=BASELINE, linewidth=1.4, linestyle="--", label="baseline")
+    axes.axhline(_percent(found), color=COLOURS["baseline"], linewidth=1.4, linestyle="--", label=LABELS["baseline"])
 
 
 def _title(results: Mapping[str, Any], title: str) -> str:

@@ -9,7 +9,7 @@ from string import Template
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fullband.evaluate.report.markdown import about, ending, headline, provenance
+from fullband.evaluate.report.markdown import about, answer_text, ending, headline, provenance
 from fullband.evaluate.report.tables import MODES, ReportTable, tables_of
 from fullband.plots.evaluation import plot_evaluation
 from fullband.plots.page import stylesheet
@@ -59,11 +59,12 @@ def _traces(results: Mapping[str, Any]) -> list[str]:
     parts = []
     for found in results["generative"].values():
         for trace in found["traces"]:
-            parts.append(f'<h2>{escape(found["label"])}, problem {trace["problem"]}: the modes side by side</h2>\n<div class="traces">')
+            parts.append(f"<h2>{escape(found['label'])}, problem {trace['problem']}: the modes side by side</h2>")
+            parts.append(f'<p class="question">{escape(trace["question"])}</p>\n<div class="traces">')
             for mode, answer in trace["answers"].items():
                 parts.append(
                     f'<section class="trace {KEYS[mode]}"><h3>{MODES[mode]}</h3><p class="small">{escape(ending(answer))}</p>'
-                    f'<p class="text">{escape(answer["text"])}</p></section>'
+                    f'<p class="text">{escape(answer_text(answer))}</p></section>'
                 )
             parts.append("</div>")
     return parts

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from fullband.evaluate.generative.problems import TASKS
 from fullband.evaluate.plan import Plan, check_folder, start
 from fullband.evaluate.report.compare import compare_runs
-from fullband.evaluate.report.markdown import markdown
+from fullband.evaluate.report.markdown import answer_text, markdown
 from fullband.evaluate.report.results import build_results, write_results
 from fullband.evaluate.report.tables import PAPER, score, tables_of
 from fullband.evaluate.run import Journals
@@ -20,15 +22,20 @@ from fullband.plots.evaluation import plot_evaluation
 from fullband.plots.evaluation_page import page
 
 MODEL = {"name": "models/mine", "parameters": 1000, "weights": "0" * 64, "dtype": "float32", "device": "cpu", "plain": False}
+PUBLISHED = [path.parent for path in sorted((Path(__file__).parents[3] / "results" / "evaluate").glob("*/results.json"))]
 ZERO_SHOT = ("winogrande", "piqa", "openbookqa", "arc_easy", "arc_challenge")
 
 
-def write_run(folder: Path, documents: int, better: float = 0.0, shard: tuple[int, int] = (0, 1)) -> Plan:
-    """Tasks: right in half of the documents, and in `better` more of them after one pass. GSM8K in two modes, MBPP at two temperatures."""
+def write_run(folder: Path, documents: int, better: float = 0.0, shard: tuple[int, int] = (0, 1), plain: bool = False) -> Plan:
+    """Tasks: right in half of the documents, and in `better` more of them after one pass. GSM8K in two modes, MBPP at two temperatures.
+
+    plain  read as a baseline is
+    """
     plan = Plan(
         suite="paper-0shot", tasks=ZERO_SHOT, shots=0, generative=("gsm8k", "mbpp"), readings=(0, 1), modes=("standard", "soft"),
         prompts="chat", temperatures=(0.3, 0.7), n=2, k=2, shard=shard,
     )  # fmt: skip
+    plan = plan.of_baseline() if plain else plan
     start(folder, plan, MODEL)
     journals = Journals.open(folder)
     mine = range(shard[0], documents, shard[1])
@@ -37,14 +44,17 @@ def write_run(folder: Path, documents: int, better: float = 0.0, shard: tuple[in
         records = {}
         for i in mine:
             scores = {"0": {"acc": float(i % 2)}, "1": {"acc": float(i % 2 or i < 2 * better * documents)}}
-            records[f"{task}/{task}/{i}"] = {"task": task, "document": i, "prompt_hash": "p", "scores": scores}
+            asked = {str(reading): scores[str(reading)] for reading in plan.readings}
+            records[f"{task}/{task}/{i}"] = {"task": task, "document": i, "prompt_hash": "p", "scores": asked}
         journals.documents.add(records)
         journals.tasks.add({f"task/{task}": about | {"kind": "task", "metric": "acc", "shots": 0}})
     for name in plan.generative:
         for setting in plan.settings(name):
             right = setting.mode == "soft"
             rollout = {"text": f"<{setting.mode}> `x` | y", "tokens": 5 if right else 9, "finish": "stop" if right else "length"}
-            journals.rollouts.add((setting.key(i), {"cut": 0, "rollouts": [rollout] * setting.n}) for i in mine)
+            journals.rollouts.add(
+                (setting.key(i), {"question": f"{i} < {name}?", "cut": 0, "rollouts": [rollout] * setting.n}) for i in mine
+            )
             verdicts = ["right" if right else "undecided"] * setting.n
             journals.grades.add((setting.key(i), {"verdicts": verdicts, "details": [""] * setting.n}) for i in mine)
         journals.tasks.add({f"task/{name}": about | {"kind": "generative", "problems": list(mine)}})
@@ -67,6 +77,15 @@ def test_the_papers_tables_stand_beside_ours(tmp_path: Path) -> None:
     assert "temperatures" in " ".join(tables).lower() and len(tables["Temperatures"].rows) == 2
 
 
+def test_the_baseline_has_its_line_in_the_papers_tables(tmp_path: Path) -> None:
+    write_run(tmp_path, 200, better=0.25)
+    write_run(tmp_path / "baseline", 200, plain=True)
+    tables = {table.title: table for table in tables_of(write_results(tmp_path))}
+    assert tables["Table 2 of the paper, and here"].rows[-1] == ["here: baseline", *["50.0 ± 3.5"] * 5, "50.0 ± 1.6"]
+    assert tables["Table 1 of the paper, and here"].rows[-1] == ["here: baseline", "0.0 ± 0.0", "0.0 ± 0.0"]
+    assert set(plot_evaluation(write_results(tmp_path), tmp_path).values()) == {"figure-4.svg", "figure-5.svg", "figure-6.svg"}
+
+
 @pytest.mark.shared_data
 def test_the_papers_numbers_are_the_papers() -> None:
     shared = Path(os.environ.get("FULLBAND_SHARED") or Path(__file__).parents[4] / "shared")
@@ -87,6 +106,28 @@ def test_small_tables_are_headed_smoke_test(tmp_path: Path, documents: int, smok
     assert all(table.title.startswith("Smoke test: ") is smoke for table in tables_of(results))
     assert ("Smoke test: " in markdown(results)) is smoke
     assert ("<h1>Smoke test: models/mine" in page(results)) is smoke
+
+
+def test_a_results_file_alone_gives_the_same_report(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", 12, better=0.3)
+    results = write_results(tmp_path / "run")
+    (tmp_path / "published").mkdir()
+    shutil.copy(tmp_path / "run" / "results.json", tmp_path / "published")
+    published = write_results(tmp_path / "published")
+    assert markdown(published) == markdown(results) and page(published) == page(results)
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
+def test_published_reports_are_those_of_the_published_results(folder: Path, tmp_path: Path) -> None:
+    """But for the strokes of the pictures, which are matplotlib's."""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    pictures = plot_evaluation(results, tmp_path)
+    assert sorted(path.name for path in folder.glob("*.svg")) == sorted(pictures.values())
+    assert (folder / "report.md").read_text(encoding="utf-8") == markdown(results, pictures)
+    drawn, published = (
+        re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL) for html in (page(results), (folder / "report.html").read_text("utf-8"))
+    )
+    assert drawn == published
 
 
 def test_shards_are_the_whole(tmp_path: Path) -> None:
@@ -118,6 +159,8 @@ def test_text_of_a_model_is_shown_as_it_is(tmp_path: Path) -> None:
     results = write_results(tmp_path)
     assert "&lt;soft&gt; `x` | y" in page(results) and "<soft>" not in page(results)
     assert "<soft> `x` | y" in markdown(results)
+    assert answer_text({"text": "\n\n  x = 1\n\n"}) == "  x = 1" and answer_text({"text": " \n"}) == "(empty)"
+    assert "2 &lt; gsm8k?" in page(results) and "2 < gsm8k?" in markdown(results)
 
 
 def test_pictures_show_what_there_is(tmp_path: Path) -> None:

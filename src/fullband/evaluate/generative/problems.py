@@ -20,10 +20,11 @@ Prompts = Literal["base", "chat"]
 
 @dataclass(frozen=True)
 class Problem:
-    """`number` in its benchmark, from 0; the prompt as text; strings that end an answer; and what judges it: GSM8K's solution, the answer
-    of MATH, or a program's tests."""
+    """`number` in its benchmark, from 0; the question alone, for people; the prompt as text; strings that end an answer; and what judges
+    it: GSM8K's solution, the answer of MATH, or a program's tests."""
 
     number: int
+    question: str
     prompt: str
     stops: tuple[str, ...]
     reference: str | CodeProblem
@@ -37,6 +38,7 @@ class GenerativeTask:
     task         lm-eval's definition
     new_tokens   tokens an answer may have, unless the user says
     sampled      code: several rollouts at several temperatures; mathematics: one greedy answer
+    field        where a document has its question
     question     the user's turn of a chat prompt
     """
 
@@ -45,6 +47,7 @@ class GenerativeTask:
     task: str
     new_tokens: int
     sampled: bool
+    field: str
     question: Callable[[Mapping[str, Any]], str]
 
     def reference(self, document: Mapping[str, Any]) -> str | CodeProblem:
@@ -78,6 +81,7 @@ TASKS = {
             "gsm8k",
             512,
             False,
+            "question",
             lambda document: f"{document['question']}\n\nReason step by step. End with a line that holds #### and the number alone.",
         ),
         GenerativeTask(
@@ -86,6 +90,7 @@ TASKS = {
             "minerva_math500",
             1024,
             False,
+            "problem",
             lambda document: f"{document['problem']}\n\nReason step by step, and put the final answer into \\boxed{{}}.",
         ),
         GenerativeTask(
@@ -94,11 +99,12 @@ TASKS = {
             "humaneval",
             512,
             True,
+            "prompt",
             lambda document: (
                 f"Write this Python function. Answer with the whole function, in one block.\n\n```python\n{document['prompt']}```"
             ),
         ),
-        GenerativeTask("mbpp", "MBPP", "mbpp", 512, True, _mbpp_question),
+        GenerativeTask("mbpp", "MBPP", "mbpp", 512, True, "text", _mbpp_question),
     )
 }
 
@@ -134,6 +140,7 @@ def load_problems(
             turn = [Message(role="user", content=task.question(instance.doc))]
             text = base if prompts == "base" else template.render(turn)
             stops = task.stops(settings.get("until", []), prompts == "chat", template)
-            problems.append(Problem(instance.doc_id, text, stops, task.reference(instance.doc)))
+            question = str(instance.doc[task.field]).strip()
+            problems.append(Problem(instance.doc_id, question, text, stops, task.reference(instance.doc)))
     whole = hashlib.sha256("\0".join(problem.prompt for problem in problems).encode())
     return ProblemSet(task, prompts, problems, benchmark.data_hash(), whole.hexdigest()[:16])

@@ -49,7 +49,7 @@ def roll_out(
     batch_rows: int = 8,
     done: Callable[[int], None] | None = None,
 ) -> None:
-    """Put into `journal`, for each problem that it lacks, {"cut": …, "rollouts": [{"text", "tokens", "finish"}, …]}.
+    """Put into `journal`, for each problem that it lacks, {"question": …, "cut": …, "rollouts": [{"text", "tokens", "finish"}, …]}.
 
     text    without the string that ended it
     tokens  made, those of that string included
@@ -84,6 +84,7 @@ def roll_out(
         for place, problem in enumerate(batch):
             own = completions[place * setting.n : (place + 1) * setting.n]
             records[setting.key(problem)] = {
+                "question": problem.question,
                 "cut": max(0, len(ids[problem.number]) - room),
                 "rollouts": [{"text": one.text, "tokens": len(one.tokens), "finish": one.finish_reason} for one in own],
             }

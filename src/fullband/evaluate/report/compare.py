@@ -42,7 +42,7 @@ class Comparison:
             cells += [str(test["only_first"]), str(test["only_second"]), f"{test['p_value']:.3g}"] if test else [""] * 3
             made.append([row["benchmark"], row["way"], row["run"], str(row["score"]["count"]), score(row["score"]), *cells])
         smallest = min(row["score"]["count"] for row in self.rows)
-        title = "Smoke test: runs side by side" if smallest < SMOKE else "Runs side by side"
+        title = "Smoke test: Runs side by side" if smallest < SMOKE else "Runs side by side"
         columns = ["benchmark", "read or decoded", "run", "problems", "score", "to the first", "only first", "only this", "p"]
         return [ReportTable(title, columns, made, ["Percent ± standard error; differences are paired over what both were asked."], 3)]
 

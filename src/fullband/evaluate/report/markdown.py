@@ -58,17 +58,26 @@ def traces(results: Mapping[str, Any]) -> list[str]:
     for found in results["generative"].values():
         for trace in found["traces"]:
             parts.append(f"## {found['label']}, problem {trace['problem']}: the modes side by side")
+            parts.append(fenced(trace["question"]))
             for mode, answer in trace["answers"].items():
-                text = answer["text"]
-                shown = text if len(text) <= TRACE_CHARACTERS else f"{text[:TRACE_CHARACTERS]}\n[…]"
-                fence = "`" * max(4, 1 + max((len(run) for run in text.split() if set(run) == {"`"}), default=0))
-                parts.append(f"{MODES[mode]}: {ending(answer)}\n\n{fence}text\n{shown}\n{fence}")
+                parts.append(f"{MODES[mode]}: {ending(answer)}\n\n{fenced(answer_text(answer))}")
     return parts
+
+
+def fenced(text: str) -> str:
+    shown = text if len(text) <= TRACE_CHARACTERS else f"{text[:TRACE_CHARACTERS]}\n[…]"
+    fence = "`" * max(4, 1 + max((len(run) for run in text.split() if set(run) == {"`"}), default=0))
+    return f"{fence}text\n{shown}\n{fence}"
 
 
 def ending(answer: Mapping[str, Any]) -> str:
     cut = ", cut at the limit" if answer["finish"] == "length" else ""
     return f"{answer['tokens']} tokens{cut}, {answer['verdict']}"
+
+
+def answer_text(answer: Mapping[str, Any]) -> str:
+    """Without empty lines around it."""
+    return str(answer["text"]).rstrip().strip("\n") or "(empty)"
 
 
 def provenance(results: Mapping[str, Any]) -> list[str]:

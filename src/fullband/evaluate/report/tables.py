@@ -148,6 +148,9 @@ def paper_tables(results: Mapping[str, Any]) -> list[ReportTable]:
         for reading in _readings(results):
             cells = [score(results["tasks"][task]["readings"][reading]) for task in second["tasks"]]
             rows.append([f"here: {reading_label(reading)}", *cells, score(results["mean"]["readings"][reading])])
+        if "baseline" in results["mean"]:
+            cells = [score(results["tasks"][task]["baseline"]) for task in second["tasks"]]
+            rows.append(["here: baseline", *cells, score(results["mean"]["baseline"])])
         made.append(
             ReportTable(
                 smoke(results, "Table 2 of the paper, and here"), ["model", *second["tasks"], "mean"], rows, [second["about"] + "."]
@@ -159,13 +162,15 @@ def paper_tables(results: Mapping[str, Any]) -> list[ReportTable]:
         rows = [[column, *(f"{first['rows'][name][place]:.2f}" for name in names)] for place, column in enumerate(first["columns"])]
         for mode in results["plan"]["modes"]:
             rows.append([f"here: {MODES[mode]}", *(score(results["generative"][name]["modes"][mode]["score"]) for name in names)])
+        if results["baseline"]:
+            rows.append(["here: baseline", *(score(results["generative"][name]["baseline"]["score"]) for name in names)])
         labels = [results["generative"][name]["label"] for name in names]
         made.append(ReportTable(smoke(results, "Table 1 of the paper, and here"), ["model", *labels], rows, [first["about"] + "."]))
     return made
 
 
 def smoke(results: Mapping[str, Any], title: str) -> str:
-    return f"Smoke test: {title[0].lower()}{title[1:]}" if results["smoke_test"] else title
+    return f"Smoke test: {title}" if results["smoke_test"] else title
 
 
 def score(found: Mapping[str, Any] | None) -> str:
@@ -177,7 +182,7 @@ def score(found: Mapping[str, Any] | None) -> str:
 
 
 def reading_label(name: str) -> str:
-    return {"0": "0 passes", "1": "1 pass"}.get(name, f"{name} passes" if name.isdecimal() else name)
+    return {"0": "0 passes", "1": "1 pass", "soft": "Soft"}.get(name, f"{name} passes" if name.isdecimal() else name)
 
 
 def _readings(results: Mapping[str, Any]) -> list[str]:
@@ -186,7 +191,7 @@ def _readings(results: Mapping[str, Any]) -> list[str]:
 
 def _difference(one: Mapping[str, Any]) -> list[str]:
     difference, test = one["difference"], one.get("mcnemar")
-    names = [MODES.get(name) or (name if name == "baseline" else reading_label(name)) for name in (one["second"], one["first"])]
+    names = [MODES.get(name) or reading_label(name) for name in (one["second"], one["first"])]
     shown = score(difference)
     signed = shown if shown.startswith("-") else f"+{shown}"
     return [
