@@ -3,13 +3,26 @@
 import errno
 import hashlib
 import os
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
 from fullband import files
-from fullband.files import file_hash, read_tensors, verify_manifest, write_bytes, write_json, write_manifest, write_tensors
+from fullband.files import (
+    alone_in,
+    check_place,
+    file_hash,
+    read_tensors,
+    verify_manifest,
+    write_bytes,
+    write_json,
+    write_manifest,
+    write_tensors,
+)
 
 
 def test_round_trips(tmp_path):
@@ -112,3 +125,31 @@ def test_kill_at_any_moment_leaves_whole_files(tmp_path, killed_while):
         assert len(value) == 1 and len(set(files.json.loads((tmp_path / "j").read_text()))) == 1
         seen.add(value[0])
     assert seen <= set(map(float, range(100_000)))
+
+
+def test_one_process_at_a_time(tmp_path):
+    """A second process is refused, and the lock goes with its holder, even one that is killed."""
+    holder = "import sys, time, pathlib; from fullband.files import alone_in\n"
+    holder += "with alone_in(pathlib.Path(sys.argv[1])):\n print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", holder, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="another process is at work there"), alone_in(tmp_path):
+            pass
+        process.kill()
+    with alone_in(tmp_path):
+        pass
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    check_place(tmp_path / "new" / "folder")
+    for place in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(ValueError, match=f"{place}: can't be written .*file is no folder"):
+            check_place(place)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match=re.escape(str(tmp_path / "a"))):
+        write_bytes(tmp_path / "a", b"new")

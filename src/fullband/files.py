@@ -7,15 +7,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-MANIFEST = "manifest.json"
+MANIFEST, LOCK = "manifest.json", ".lock"
 
 
 @contextmanager
@@ -25,8 +26,11 @@ def _beside(path: Path) -> Iterator[Path]:
     try:
         yield beside
         os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)  # on a full disk, half a checkpoint is in the way of everything else
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)  # on a full disk, half a checkpoint is in the way of everything else
+        if isinstance(error, OSError) and error.strerror and error.filename is None:
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 
@@ -92,6 +96,34 @@ def new_folder(place: Path, replace: bool = False) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     sync_folder(place.parent)
+
+
+def check_place(folder: Path) -> None:
+    """Raises ValueError naming `folder` if nothing can be written there: asked before the work whose results it is for."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ValueError(f"{folder}: can't be written ({existing} is {'not writable' if existing.is_dir() else 'no folder'})")
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """While the block runs, no other process gets `folder` from here; where its process ends, however it ends, it is given back.
+
+    Raises ValueError if another process has it. A file system without locks gives it to everybody.
+    """
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"{folder}: another process is at work there; let it end, or choose another folder") from None
+    except NotImplementedError:
+        pass
+    except PermissionError:
+        raise ValueError(f"{folder}: can't be written") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_manifest(folder: Path, names: list[str]) -> None:

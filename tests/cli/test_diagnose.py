@@ -96,6 +96,9 @@ def test_task_by_name(task_run: Trained) -> None:
         (("--length", "1000"), "do not fit the model's context of 48"),
         (("--tolerance", "0"), "above 0"),
         (("--sigma", "nan"), "above 0"),
+        (("--temperature", "nan"), "above 0"),
+        (("--temperature", "inf"), "above 0"),
+        (("--output", f"{__file__}/report"), "can't be written"),
         (("--text", "nowhere.txt"), "nowhere.txt"),
     ],
 )

@@ -19,6 +19,7 @@ from fullband.evaluate.harness.scoring import Continuation
 from fullband.evaluate.harness.tasks import load_benchmarks
 from fullband.evaluate.journal import Journal
 from fullband.feedback.passes import read
+from fullband.files import alone_in
 from fullband.model import FullBandModel
 
 SUMS = [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(6)]
@@ -198,7 +199,9 @@ def no_split(folder: Path) -> list[Any]:
         (lambda folder: ["gsm8k", "--prompts", "long"], "--prompts: 'long' is neither base nor chat"),
         (lambda folder: ["gsm8k", "--shard", "3/2"], "a shard is i/n with 1 ≤ i ≤ n, not 3/2"),
         (lambda folder: ["gsm8k", "--k", "11"], "Pass@11 needs at least 11 rollouts"),
-        (lambda folder: ["gsm8k", "--temperatures", "0"], "temperatures of rollouts are above 0"),
+        (lambda folder: ["gsm8k", "--temperatures", "0"], "temperatures of rollouts are numbers above 0"),
+        (lambda folder: ["gsm8k", "--temperatures", "inf"], "temperatures of rollouts are numbers above 0"),
+        (lambda folder: ["gsm8k", "--fused-passes", "some"], "--fused-passes: 'some' is not 0, 1, 2"),
     ],
 )
 def test_one_line(text_run: Trained, tmp_path: Path, more: Callable[[Path], list[Any]], expected: str) -> None:
@@ -226,6 +229,74 @@ def test_a_folder_with_another_evaluation(whole: Path, arguments: list[Any]) -> 
 
 def test_comparing_what_is_no_evaluation(tmp_path: Path) -> None:
     assert f"{tmp_path}: no evaluation there" in refused("compare", tmp_path)
+    (tmp_path / "results.json").write_text('{"settings": []}')  # a probe's
+    assert f"{tmp_path / 'results.json'}: has no 'model'; it was not written by fullband evaluate" in refused("compare", tmp_path)
+    for content, words in (
+        ("", "not readable"),
+        ("{}", "nothing to evaluate"),
+        ('{"model": 3, "tasks": 5}', "tasks"),
+        ('{"n": 1, "m": 2}', "m: "),
+    ):
+        (tmp_path / "plan.json").write_text(content)
+        line = refused("compare", tmp_path)
+        assert str(tmp_path / "plan.json") in line and words in line
+
+
+@pytest.mark.parametrize("name", ["documents", "rollouts", "grades"])
+def test_a_line_that_was_damaged_is_made_again(whole: Path, arguments: list[Any], tmp_path: Path, name: str) -> None:
+    """The numbers of what is left are not reported as those of the whole."""
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    journal = part / f"{name}.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join([lines[0], "damage\n", *lines[2:]]))
+    assert f"{journal}:2: damaged; remove the line" in refused("compare", part)
+    journal.write_text("".join([lines[0], *lines[2:]]))
+    assert "is not finished; run the same command again" in refused("compare", part)
+    assert "is not finished" in refused("compare", whole, part)
+    assert fullband(*arguments, "-o", part).code == 0
+    assert numbers(part) == numbers(whole)
+
+
+def test_an_evaluation_whose_rollouts_have_no_questions(whole: Path, tmp_path: Path) -> None:
+    """They were not always kept. Neither the folder nor a results.json that stands alone needs them."""
+    old, published = tmp_path / "old", tmp_path / "published"
+    shutil.copytree(whole, old)
+    rollouts = [json.loads(line) for line in (old / "rollouts.jsonl").read_text().splitlines()]
+    for _, record in rollouts:
+        del record["question"]
+    (old / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rollouts))
+    assert fullband("compare", old).code == 0 and fullband("compare", whole, old).code == 0
+    results = json.loads((old / "results.json").read_text())
+    for trace in results["generative"]["gsm8k"]["traces"]:
+        del trace["question"]
+    published.mkdir()
+    (published / "results.json").write_text(json.dumps(results))
+    assert fullband("compare", published).code == 0
+    assert "the modes side by side" in (published / "report.md").read_text()
+
+
+def test_two_processes_on_one_folder(whole: Path, arguments: list[Any]) -> None:
+    with alone_in(whole):
+        done = fullband(*arguments, "-o", whole)
+    assert done.code == 2 and f"error: {whole}: another process is at work there" in done.err
+    assert fullband("compare", whole).code == 0
+
+
+def test_what_cannot_be_asked_is_said_first(arguments: list[Any], tmp_path: Path) -> None:
+    long = fullband(*arguments, "--max-new-tokens", 48, "-o", tmp_path / "long")
+    assert long.code == 2 and "error: gsm8k: answers of 48 tokens leave no room for a prompt in a context of 48; ask for fewer" in long.err
+    assert not (tmp_path / "long" / "scores.jsonl").exists()
+    many = fullband(*arguments, "--shots", 7, "-o", tmp_path / "shots")
+    assert many.code == 2 and "error: arc_easy: 7 examples for a prompt cannot be drawn" in many.err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "words"), [("int8", "cpu", "dtype: 'int8' is no"), ("float32", "abacus", "device: 'abacus' is not")]
+)
+def test_the_model_of_lm_eval_refuses(text_run: Trained, dtype: str, device: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        FullBandLM(text_run.folder, device=device, dtype=dtype)
 
 
 def test_lm_eval_knows_the_model(text_run: Trained, tmp_path: Path) -> None:

@@ -90,6 +90,26 @@ def test_a_signal_stops_it_and_the_same_command_goes_on(tmp_path: Path, monkeypa
     assert done.code == 0 and "resuming" in done.err and done.json["cells"][0]["resumed"]
 
 
+def test_a_damaged_result_is_named(grid: Path) -> None:
+    found = grid / "runs" / "toy" / "fed-seed-0" / "cell.json"
+    whole = found.read_bytes()
+    try:
+        for content in (whole[: len(whole) // 2], b"", b"[]", b"{}", b"\xff"):
+            found.write_bytes(content)
+            for more in ([], ["--report"], ["--dry-run"]):
+                assert f"{found}: damaged" in refused(*arguments(grid), *more)
+    finally:
+        found.write_bytes(whole)
+
+
+def test_a_place_of_results_that_cannot_be_written(tmp_path: Path) -> None:
+    """Said before anything is trained."""
+    write_grid(tmp_path)
+    (tmp_path / "results").write_text("in the way")
+    assert f"{tmp_path / 'results'}: can't be written" in refused(*arguments(tmp_path))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     assert {"s3", "fusion-s3"} <= {found["name"] for found in fullband("experiment", "--list", "--json").json}

@@ -54,6 +54,7 @@ def test_tables(model: Path) -> None:
     ("arguments", "words"),
     [
         (["--tasks", "sums"], "unknown probe task 'sums'"),
+        (["--output", f"{__file__}/report"], "can't be written"),
         (["--prefill", "3"], "unknown prefill '3' (known: standard, 1, 2, 4, full)"),
         (["--tasks", "memory", "--groups", "4"], "memory: 1324 tokens do not fit the model's context of 500; leave this task out"),
     ],

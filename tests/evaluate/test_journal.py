@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,9 +27,36 @@ def test_a_line_cut_off_is_dropped_and_damage_elsewhere_is_named(tmp_path: Path)
     assert dict(Journal(path).items()) == {"a": 1}
     Journal(path).add({"b": 3})
     assert dict(Journal(path).items()) == {"a": 1, "b": 3}
-    path.write_bytes(b'["a", 1]\nnonsense\n["b", 3]\n')
-    with pytest.raises(ValueError, match=r"journal\.jsonl:2: damaged"):
-        Journal(path)
+    for line in (b"nonsense", b'"ab"', b"[1, 2]", b'["a"]', b"{}", b"\xff\xfe"):
+        path.write_bytes(b'["a", 1]\n' + line + b'\n["b", 3]\n')
+        with pytest.raises(ValueError, match=r"journal\.jsonl:2: damaged"):
+            Journal(path)
+
+
+def test_reading_changes_nothing(tmp_path: Path) -> None:
+    """Another process may be in the middle of writing the last line."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'["a", 1]\n["b", 2')
+    assert len(Journal(path)) == 1 and path.read_bytes() == b'["a", 1]\n["b", 2'
+
+
+def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.add({"a": "x" * 1000})
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"journal\.jsonl"):
+            journal.add({"b": "y" * 1000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.stat().st_size == 1500
+    assert list(dict(Journal(path).items())) == ["a"]
+    Journal(path).add({"b": "y"})
+    assert dict(Journal(path).items()) == {"a": "x" * 1000, "b": "y"}
 
 
 def test_a_kill_loses_nothing_that_was_added(tmp_path: Path, killed_while: Callable[[Callable[[int], None]], Iterator[None]]) -> None:

@@ -11,6 +11,7 @@ from fullband.evaluate.statistics import mean_estimate
 from fullband.experiments.config import Experiment
 from fullband.experiments.report import readme
 from fullband.experiments.summary import STUDENT, half_width, shows, summarise
+from fullband.plots.experiment import look
 from fullband.strict import parse
 
 TOY = parse(Experiment, GRID, "toy")
@@ -87,3 +88,10 @@ def test_a_comparison_of_a_reading_that_there_is_not_is_refused() -> None:
     found = [result("fed", seed, {"fused-1": 0.1}) for seed in range(3)] + grid([], [0.1, 0.2, 0.3])
     with pytest.raises(ValueError, match="no reading 'exact' \\(there are fused-1\\)"):
         summarise(TOY, found)
+
+
+def test_every_reading_has_a_look_of_its_own() -> None:
+    readings = ["standard", *(f"fused-{passes}" for passes in (0, 1, 2, 4, 8, 16, 32, 95)), "exact", "exact, zeroed", "exact, shuffled"]
+    looks = [look(reading) for reading in [*readings]]
+    assert len(set(looks)) == len(looks)
+    assert [look(prefill)[0] for prefill in ("1", "full")] == [look("fused-1")[0], look("exact")[0]]

@@ -135,3 +135,18 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     assert "has no 'trace'" in refused("plot", tmp_path)
     (tmp_path / "diagnosis.json").write_text("{")
     assert "not readable as JSON" in refused("plot", tmp_path)
+    (tmp_path / "diagnosis.json").write_text('{"trace": {}}')
+    assert "has no 'settings'" in refused("plot", tmp_path)
+    (tmp_path / "diagnosis.json").unlink()
+    (tmp_path / "results.json").write_text('{"settings": []}')  # a probe that was interrupted before its first setting
+    assert "nothing to draw" in refused("plot", tmp_path, "-o", tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()
+
+
+def test_two_folders_of_one_name(folders: list[Path], tmp_path: Path) -> None:
+    """The figures of one would take the place of the other's."""
+    for folder in (folders[0], folders[2]):
+        twin = tmp_path / folder.name
+        shutil.copytree(folder, twin)
+        assert f"another folder is called '{folder.name}' too" in refused("plot", folder, twin, "-o", tmp_path / "figures")
+    assert len(read_sources([folders[0], folders[0]]).runs) == 1

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from cli.commands import fullband, refused
-from fullband.plots.runs import compare, passes_key, plot_runs, read_run
+from fullband.plots.runs import compare, plot_runs, read_run
 from fullband.plots.runs_page import page
+from fullband.plots.style import colour_key
 
 
 def write_run(folder: Path, passes: list[int], evaluated: dict[int, dict[str, float]], crossover: int | None = None) -> Path:
@@ -79,7 +80,9 @@ def test_the_page_holds_picture_and_numbers(folders: list[Path], tmp_path: Path)
 
 
 def test_deeper_readings_share_the_nearest_colour() -> None:
-    assert [passes_key(p) for p in ("0", "1", "3", "20", "exact")] == ["fused-0", "fused-1", "fused-2", "fused-16", "exact"]
+    found = [colour_key(f"fused-{passes}") for passes in ("0", "1", "3", "20", "exact", "converged")]
+    assert found == ["fused-0", "fused-1", "fused-2", "fused-16", "exact", "exact"]
+    assert colour_key("standard") == "standard" and colour_key("exact") == "exact"
 
 
 def test_the_command(folders: list[Path], tmp_path: Path) -> None:
@@ -90,3 +93,10 @@ def test_the_command(folders: list[Path], tmp_path: Path) -> None:
     assert "not a run folder (it has no metrics.jsonl)" in refused("compare-runs", tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
     assert "no step has been logged yet" in refused("compare-runs", tmp_path)
+    for content, words in (
+        ("5\n", "line 1 is no entry"),
+        ('{"step": 1, "objective": 2.0}\n', "do not say 'passes'"),
+        ("\xff\n", "no step"),
+    ):
+        (tmp_path / "metrics.jsonl").write_bytes(content.encode("latin-1"))
+        assert words in refused("compare-runs", tmp_path)

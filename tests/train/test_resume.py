@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from fullband.config import Recipe, load_recipe
+from fullband.files import alone_in
 from fullband.train import train
 from fullband.train.metrics import read_metrics
 from train.runs import assert_same_run, everything_on, in_child, kill_self, last_of, left_on_disk, needs_fork, with_changes
@@ -137,6 +138,21 @@ def test_existing_runs_and_missing_ones_are_refused(recipe: MakeRecipe) -> None:
     train(config)
     with pytest.raises(ValueError, match="already holds a run; continue it with --resume"):
         train(config)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_another_process_trains_is_left_alone(recipe: MakeRecipe, resume: bool) -> None:
+    config = recipe()
+    if resume:
+        train(config)
+    folder = Path(config.output or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        with pytest.raises(ValueError, match="another process is at work there"):
+            train(with_changes(config, train__steps=50), resume=resume)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    train(with_changes(config, train__steps=config.train.steps + 1), resume=resume)
 
 
 def test_resume_of_a_finished_run_changes_nothing(recipe: MakeRecipe) -> None:

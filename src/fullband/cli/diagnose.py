@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,11 +62,14 @@ def diagnose(
     from fullband.cli.console import messages, output, print_json
     from fullband.diagnose import Settings
     from fullband.diagnose import diagnose as measure
+    from fullband.files import check_place
 
     if sum(map(bool, (text, task, recipe))) > 1:
         raise ValueError("--text, --task and --recipe all say what to read; give one of them")
-    if not tolerance > 0 or temperature <= 0 or not sigma > 0:
+    if not all(0 < number < math.inf for number in (tolerance, temperature, sigma)):
         raise ValueError("--tolerance, --temperature and --sigma are numbers above 0")
+    if folder is not None:
+        check_place(folder)
     network, tokenizer, found = open_model(model, device, dtype)
     data, batch = rows_to_read(found, tokenizer, network.trunk.context, text, task, recipe, rows, passes, length, seed)
     settings = Settings(passes, tolerance, rollout, temperature, sigma, seed)

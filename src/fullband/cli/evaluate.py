@@ -89,7 +89,7 @@ def evaluate(
         **named | ({"shots": shots} if shots is not None else {}),
         readings=tuple(parse_reading(part) for part in feedback_passes.split(",")),
         modes=tuple(dict.fromkeys(mode.strip() for mode in modes.split(","))),
-        fused_passes=parse_feedback_passes(fused_passes),
+        fused_passes=parse_feedback_passes(fused_passes, "--fused-passes"),
         prompts=parse_prompts(prompts),
         temperatures=tuple(parse_number(part, "--temperatures") for part in temperatures.split(",")),
         n=n,
@@ -174,20 +174,22 @@ def run_part(
 ) -> None:
     from fullband.evaluate.plan import check_folder, start
     from fullband.evaluate.run import evaluate as run
+    from fullband.files import alone_in
 
     if not check_folder(folder, plan, subject.about):
         start(folder, plan, subject.about)
-    run(
-        subject.network,
-        text,
-        plan,
-        material,
-        folder,
-        batch_rows=batch_rows,
-        workers=workers,
-        sandbox=lambda: make_sandbox(unsandboxed),
-        watch=watch,
-    )
+    with alone_in(folder):
+        run(
+            subject.network,
+            text,
+            plan,
+            material,
+            folder,
+            batch_rows=batch_rows,
+            workers=workers,
+            sandbox=lambda: make_sandbox(unsandboxed),
+            watch=watch,
+        )
 
 
 def make_sandbox(unsandboxed: bool) -> Any:

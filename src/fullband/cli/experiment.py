@@ -43,6 +43,7 @@ def experiment(
     """
     from fullband.cli.console import messages, output, print_json
     from fullband.experiments import find_experiment, jobs_of, list_experiments, load_experiment, write_report
+    from fullband.files import check_place
 
     if show_list:
         listed = [load_experiment(path) for path in list_experiments()]
@@ -57,10 +58,11 @@ def experiment(
         plan = [job_plan(loaded, job) for job in chosen]
         print_json({"name": loaded.name, "jobs": plan}) if as_json else print_plan(output(), loaded, plan)
         return
+    folder = results or Path("results") / loaded.name
+    check_place(folder)  # refused before hours of training
     options = "".join(f" {option} {value}" for option, value in (("--seeds", seeds), ("--cells", cells)) if value)
     if not report:
         run_jobs(messages(), loaded, chosen, f"fullband experiment {name}{options}")
-    folder = results or Path("results") / loaded.name
     found = write_report(loaded, chosen, folder, f"fullband experiment {loaded.name}{options}")
     print_json(found) if as_json else print_result(output(), found, folder)
 

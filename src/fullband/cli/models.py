@@ -48,7 +48,7 @@ def parse_dtype(name: str) -> torch.dtype:
     return precision
 
 
-def parse_feedback_passes(text: str) -> FeedbackPasses:
+def parse_feedback_passes(text: str, option: str = "--feedback-passes") -> FeedbackPasses:
     """0, 1, 2, …, exact or converged. Raises ValueError."""
     word = text.strip()
     if word == "exact":
@@ -57,4 +57,4 @@ def parse_feedback_passes(text: str) -> FeedbackPasses:
         return "converged"
     if word.isascii() and word.isdecimal():
         return int(word)
-    raise ValueError(f"--feedback-passes: '{text}' is not 0, 1, 2, …, exact or converged")
+    raise ValueError(f"{option}: '{text}' is not 0, 1, 2, …, exact or converged")

@@ -48,8 +48,11 @@ def probe(
     from fullband.cli.console import messages, print_json
     from fullband.cli.console import output as stdout
     from fullband.cli.reading import reading_progress
+    from fullband.files import check_place
     from fullband.probe.run import plan_probe, run_probe
 
+    if output is not None:
+        check_place(output)
     network, tokenizer, folder = open_model(model, device, dtype)
     plan = plan_probe(network, tokenizer, _names(tasks), _names(prefill), seed, groups)  # type: ignore[arg-type]
     about = {"model": str(folder), "tokenizer": tokenizer.name, "dtype": dtype, "groups": groups}

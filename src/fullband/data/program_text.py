@@ -29,9 +29,9 @@ def null_updates(count: int) -> str:
     return "scratch += 0\n" * count
 
 
-def completion(required: int, completed: int, scratch: int, updates: int) -> str:
-    """App. F, completion tracking: is the completed count the required one?"""
-    return f"required = {required}\ncompleted = {completed}\nscratch = {scratch}\n{null_updates(updates)}Status:"
+def completion(required: int, completed: int, scratch: int, updates: int, remark: str = "") -> str:
+    """App. F, completion tracking: is the completed count the required one? `remark`: the answer, in text to train on."""
+    return f"required = {required}\ncompleted = {completed}{remark}\nscratch = {scratch}\n{null_updates(updates)}Status:"
 
 
 def memory(state: int, scratch: int, operations: Sequence[int], updates: int) -> str:
@@ -83,15 +83,18 @@ class ProgramText(TextSource):
 def _counters(random: np.random.Generator, longest: int) -> str:
     required = _one_of(random, NUMERALS)
     completed = _count_beside(random, required)
-    text = completion(required, completed, _one_of(random, SCRATCH), _delay(random, longest)) + _status(required, completed)
-    for _ in range(random.integers(0, 16)):
+    updates = _few(random) if random.random() < 0.7 else _many(random, longest)
+    scratch, remark = _one_of(random, SCRATCH), _remark(random, required, completed)
+    text = f"{completion(required, completed, scratch, updates, remark)} {_status(required, completed)}\n"
+    for _ in range(random.integers(0, 48)):
         if random.random() < 0.5:
             required = _count_beside(random, completed)
-            text += f"required = {required}\n"
+            text += f"required = {required}"
         else:
             completed = _count_beside(random, required)
-            text += f"completed = {completed}\n"
-        text += f"{null_updates(_few(random))}Status:{_status(required, completed)}"
+            text += f"completed = {completed}"
+        remark = _remark(random, required, completed)
+        text += f"{remark}\n{null_updates(_few(random))}Status: {_status(required, completed)}\n"
     return text
 
 
@@ -101,15 +104,20 @@ def _count_beside(random: np.random.Generator, other: int) -> int:
 
 
 def _status(required: int, completed: int) -> str:
-    return f" {STATUS[required == completed]}\n"
+    return STATUS[required == completed]
+
+
+def _remark(random: np.random.Generator, required: int, completed: int) -> str:
+    """A third of the assignments says at once what it leaves, or a small model is slow to compare where it reads a count."""
+    return f" {_status(required, completed)}" if random.random() < 0.35 else ""
 
 
 def _remembered_bit(random: np.random.Generator, longest: int) -> str:
     def operations(most: int) -> list[int]:
         return [_bit(random) for _ in range(random.integers(0, most + 1))]
 
-    state = _bit(random)
-    text = f"{memory(state, _bit(random), operations(8), _delay(random, longest))} {BITS[state]}\n"
+    state, updates = _bit(random), _delay(random, longest)
+    text = f"{memory(state, _bit(random), operations(8), updates)} {BITS[state]}\n"
     for _ in range(random.integers(0, 4)):
         state = _bit(random)
         operated = "".join(f"scratch ^= {bit}\n" for bit in operations(2))
@@ -138,7 +146,7 @@ def _registers(random: np.random.Generator, longest: int) -> str:
 
 _WRITES = [0.25, 0.25, 0.2, 0.2, 0.07, 0.03]
 _WRITERS: list[Callable[[np.random.Generator, int], str]] = [_counters, _remembered_bit, _registers]
-_SHARES = [0.45, 0.25, 0.3]
+_SHARES = [0.4, 0.4, 0.2]
 
 
 def _bit(random: np.random.Generator) -> int:
@@ -157,3 +165,8 @@ def _few(random: np.random.Generator) -> int:
 def _delay(random: np.random.Generator, longest: int) -> int:
     """Null updates before a program's first question: up to `longest`, every order of magnitude equally likely."""
     return int(math.exp(random.random() * math.log(longest + 2))) - 1
+
+
+def _many(random: np.random.Generator, longest: int) -> int:
+    """Up to `longest`, half of the time every number equally likely, half of the time every order of magnitude."""
+    return int(random.integers(longest + 1)) if random.random() < 0.5 else _delay(random, longest)

@@ -12,12 +12,14 @@ from typing import Any
 class Journal:
     """Records by key, in a file that only grows; without a path, in memory alone.
 
-    A line that a kill cut off is dropped when the file is opened again. Raises ValueError for a file with damage elsewhere.
+    A line that a kill cut off is not read, and dropped when the file is written to again. Raises ValueError for a file with damage
+    elsewhere.
     """
 
     def __init__(self, path: Path | None = None):
         self.path = path
         self._records: dict[str, Any] = {}
+        self._cut_at: int | None = None  # where the line begins that a kill cut off
         if path is not None and path.is_file():
             self._read(path)
 
@@ -37,25 +39,32 @@ class Journal:
         return iter(self._records.items())
 
     def add(self, records: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
-        """Keep these records, on disk when this returns. A key that is there already takes the new value."""
+        """Keep these records, on disk when this returns. A key that is there takes the new value. Raises OSError naming the file."""
         new = dict(records)
         self._records |= new
         if self.path is None or not new:
             return
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps([key, value], ensure_ascii=False) + "\n" for key, value in new.items())
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            if self._cut_at is not None:
+                os.truncate(self.path, self._cut_at)
+                self._cut_at = None
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps([key, value], ensure_ascii=False) + "\n" for key, value in new.items())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def _read(self, path: Path) -> None:
         content = path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
-            with open(path, "rb+") as file:
-                file.truncate(whole)
+            self._cut_at = whole
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
-                key, value = json.loads(line)
-            except (ValueError, TypeError):
+                entry = json.loads(line)
+                if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+                    raise ValueError
+            except ValueError:
                 raise ValueError(f"{path}:{number}: damaged; remove the line, and what it held is computed again") from None
-            self._records[str(key)] = value
+            self._records[entry[0]] = entry[1]

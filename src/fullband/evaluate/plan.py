@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from fullband.evaluate.generative.problems import TASKS as GENERATIVE
 from fullband.evaluate.generative.problems import Prompts
 from fullband.evaluate.generative.rollouts import Setting
 from fullband.evaluate.harness.definitions import SUITES
-from fullband.files import file_hash, write_json
+from fullband.files import check_place, file_hash, write_json
 
 PLAN = "plan.json"
 
@@ -59,8 +59,8 @@ class Plan:
             raise ValueError(f"Pass@{self.k} needs at least {self.k} rollouts and k ≥ 1; n is {self.n}")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"a limit is at least 1, not {self.limit}")
-        if not self.temperatures or any(not temperature > 0 for temperature in self.temperatures):
-            raise ValueError("temperatures of rollouts are above 0; a greedy answer is the same each time")
+        if not self.temperatures or any(not 0 < temperature < math.inf for temperature in self.temperatures):
+            raise ValueError("temperatures of rollouts are numbers above 0; a greedy answer is the same each time")
         if not self.tasks and not self.generative:
             raise ValueError("there is nothing to evaluate: name a task or a suite")
 
@@ -106,9 +106,7 @@ def check_folder(folder: Path, plan: Plan, model: Mapping[str, Any]) -> bool:
     """Whether the folder holds this evaluation already. Raises ValueError if it holds another one, or can't be written."""
     path = folder / PLAN
     if not path.is_file():
-        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        if not existing.is_dir() or not os.access(existing, os.W_OK):
-            raise ValueError(f"{folder}: can't be written ({existing} is {'not writable' if existing.is_dir() else 'no folder'})")
+        check_place(folder)
         return False
     held, asked = read_json(path), _content(plan, model)
     differing = sorted(key for key in asked if held.get(key) != asked[key])

@@ -12,7 +12,7 @@ from typing import Any
 from fullband.evaluate.generative.grades import grade
 from fullband.evaluate.generative.problems import TASKS as GENERATIVE
 from fullband.evaluate.generative.problems import ProblemSet, load_problems
-from fullband.evaluate.generative.rollouts import roll_out
+from fullband.evaluate.generative.rollouts import roll_out, room_for_prompts
 from fullband.evaluate.harness.choice import check_metrics, score_benchmark
 from fullband.evaluate.harness.model import FullBandLM
 from fullband.evaluate.harness.tasks import Benchmark, load_benchmarks
@@ -57,6 +57,18 @@ class Journals:
         return cls(*(Journal(folder / f"{name}.jsonl") for name in names))
 
 
+def is_finished(plan: Plan, journals: Journals, name: str) -> bool:
+    """Whether a task is done, and all that it found is still there: a damaged line may have been removed."""
+    about = journals.tasks.get(f"task/{name}")
+    if about is None:
+        return False
+    if about["kind"] == "task":
+        held = sum(key.startswith(f"{name}/") for key, _ in journals.documents.items())
+        return bool(held >= about.get("documents", held))  # older evaluations do not say how many there are
+    answers = [setting.key(number) for setting in plan.settings(name) for number in about["problems"]]
+    return all(key in journals.rollouts and key in journals.grades for key in answers)
+
+
 def load_material(plan: Plan, text: HarnessText, data_dir: Path | None) -> Material:
     """Raises ValueError in one line for unknown tasks, missing data and metrics that can't be averaged."""
     benchmarks = load_benchmarks(plan.tasks, plan.shots, data_dir) if plan.tasks else []
@@ -79,14 +91,16 @@ def evaluate(
     watch: Watch = lambda what, done, total: None,
 ) -> None:
     """Fill the folder's journals with what they lack. Raises ValueError as the parts do."""
+    for name in plan.generative:
+        room_for_prompts(model, plan.settings(name)[0])  # refused before hours of other tasks
     journals = Journals.open(folder)
     lm = FullBandLM(model, plan.modes[0], plan.fused_passes if plan.modes[0] == "fused" else None, text, batch_size=batch_rows)
     lm.seed, lm.journal = plan.seed, journals.scores
     for benchmark in material.benchmarks:
-        if f"task/{benchmark.name}" not in journals.tasks:
+        if not is_finished(plan, journals, benchmark.name):
             _score(lm, benchmark, plan, journals, watch)
     for found in material.problems:
-        if f"task/{found.task.name}" not in journals.tasks:
+        if not is_finished(plan, journals, found.task.name):
             _answer(model, text, found, plan, journals, batch_rows, workers, sandbox, watch)
 
 
@@ -104,6 +118,7 @@ def _score(lm: FullBandLM, benchmark: Benchmark, plan: Plan, journals: Journals,
     journals.documents.add((f"{benchmark.name}/{one.task}/{one.document}", one.to_json()) for one in documents)
     about = {
         "kind": "task",
+        "documents": len(documents),
         "metric": check_metrics(benchmark),
         "shots": benchmark.parts[0].config.num_fewshot,
         "data_hash": benchmark.data_hash(),

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from fullband.config import Recipe
+from fullband.config import load_recipe
 from fullband.costs import run_flops
 from fullband.experiments.config import Experiment
 from fullband.experiments.grid import Job
@@ -50,17 +49,26 @@ class JobState:
 
 
 def state_of(experiment: Experiment, job: Job) -> JobState:
-    """Raises ValueError if the job's folder holds a run of another recipe: a result belongs to the recipe beside it."""
+    """Raises ValueError if the job's folder holds a run of another recipe, as a result belongs to the one beside it, or a damaged one."""
     begun = Checkpoints(job.folder / "checkpoints").last() is not None
     found = job.folder / CELL
-    if begun or found.is_file():
-        before = yaml.safe_load((job.folder / RECIPE).read_text(encoding="utf-8"))
-        if Recipe.model_validate(before) != job.recipe:
-            raise ValueError(f"{job.folder}: holds a run of another recipe than {experiment.name}'s; remove it, or choose another --runs")
+    if (begun or found.is_file()) and load_recipe(job.folder / RECIPE) != job.recipe:
+        raise ValueError(f"{job.folder}: holds a run of another recipe than {experiment.name}'s; remove it, or choose another --runs")
     if not found.is_file():
         return JobState("begun" if begun else "not begun", None)
-    result = json.loads(found.read_text(encoding="utf-8")) | {"cell": job.cell.name}
+    result = _read_result(found) | {"cell": job.cell.name}
     return JobState("finished" if result["measure"] == experiment.measure.model_dump(mode="json") else "begun", result)
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    """Raises ValueError naming a file that is damaged."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error}); remove it, and the model is measured again") from None
+    if not isinstance(result, dict) or not {"measure", "training", "values"} <= result.keys():
+        raise ValueError(f"{path}: damaged (something is missing); remove it, and the model is measured again")
+    return result
 
 
 def finished_results(experiment: Experiment, jobs: Sequence[Job]) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ def _traces(results: Mapping[str, Any]) -> list[str]:
     for found in results["generative"].values():
         for trace in found["traces"]:
             parts.append(f"<h2>{escape(found['label'])}, problem {trace['problem']}: the modes side by side</h2>")
-            parts.append(f'<p class="question">{escape(trace["question"])}</p>\n<div class="traces">')
+            parts.append(f'<p class="question">{escape(trace.get("question", ""))}</p>\n<div class="traces">')
             for mode, answer in trace["answers"].items():
                 parts.append(
                     f'<section class="trace {KEYS[mode]}"><h3>{MODES[mode]}</h3><p class="small">{escape(ending(answer))}</p>'

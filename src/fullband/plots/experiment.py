@@ -7,9 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fullband.plots.style import LIGHT, figure, reading_label
+from fullband.plots.style import LIGHT, colour_key, figure, reading_label
 
-MARKERS = {"standard": "s", "exact": "D"}  # feedback passes are circles
+MARKERS = {"standard": "s", "exact": "D"}  # feedback passes are circles, and triangles where they are too many for a blue of their own
+DEEP = {17: "^", 64: "v"}  # from so many passes on
 CONTROL = {"zeroed": "x", "shuffled": "+", "constant-gate": "1"}
 AXES = {"positions": "share of right answers", "settling": "held-out loss, nats a token", "probe": "probe accuracy at depth 0"}
 PROBE_KEYS = {"1": "fused-1", "2": "fused-4", "4": "fused-16", "full": "exact"}  # as in Fig. 7
@@ -36,7 +37,7 @@ def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
             if kind != "settling":
                 axes.set_xlim(-0.03, 1.03)
         handles = [_handle(reading) for reading in readings]
-        drawing.legend(handles=handles, loc="outside lower center", ncols=min(4, len(readings)), fontsize=9)
+        drawing.legend(handles=handles, loc="outside lower center", ncols=min(4, 2 * len(columns), len(readings)), fontsize=9)
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -55,7 +56,9 @@ def _middle(rows: Sequence[Mapping[str, Any]], places: Sequence[float], cell: st
 def look(reading: str) -> tuple[str, str]:
     """(colour, marker) of a reading: controls keep the colour of the reading they take something from."""
     name, _, control = reading.partition(", ")
-    return LIGHT[PROBE_KEYS.get(name, name)], CONTROL.get(control) or MARKERS.get(name, "o")
+    passes = name.removeprefix("fused-")
+    marker = [mark for depth, mark in DEEP.items() if passes.isdecimal() and depth <= int(passes)][-1:] or [MARKERS.get(name, "o")]
+    return LIGHT[colour_key(PROBE_KEYS.get(name, name))], CONTROL.get(control) or marker[0]
 
 
 def _point(axes: Any, reading: str, value: Mapping[str, Any], place: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -24,6 +24,8 @@ from fullband.train.metrics import METRICS
 
 TEMPLATE = Path(__file__).with_name("gallery.html")
 DIAGNOSIS, PROBE = "diagnosis.json", "results.json"
+DIAGNOSIS_KEYS = {"trace": dict, "settings": dict, "reach": list, "verdict": str, "model": str}
+PROBE_KEYS = {"settings": list}
 SUFFIXES = (".png", ".svg")
 LONG = 1000  # passes from which a settling picture is the paper's Fig. 10 and not its Fig. 3
 
@@ -49,23 +51,30 @@ class Sources:
 
 
 def read_sources(folders: Sequence[Path]) -> Sources:
-    """Raises ValueError for a folder that holds nothing to draw, or whose file is not what its name says."""
+    """Raises ValueError for a folder that holds nothing to draw, two whose figures would have one name, and a file of another kind."""
     runs: list[RunRecord] = []
     diagnoses: dict[str, dict[str, Any]] = {}
     probes: dict[str, dict[str, Any]] = {}
-    for folder in folders:
-        name, held = folder.resolve().name, False
-        for file, kept, key in ((DIAGNOSIS, diagnoses, "trace"), (PROBE, probes, "settings")):
+    for place, folder in {folder.resolve(): folder for folder in folders}.items():
+        name, held = place.name, False
+        for file, kept, keys in ((DIAGNOSIS, diagnoses, DIAGNOSIS_KEYS), (PROBE, probes, PROBE_KEYS)):
             if (folder / file).is_file():
-                kept[name] = _read(folder / file, key)
+                _check_name(folder, name, kept)
+                kept[name] = _read(folder / file, keys)
                 held = True
         if (folder / METRICS).is_file():
+            _check_name(folder, name, [run.name for run in runs])
             runs.append(read_run(folder))
             held = True
         if not held:
             written = f"what diagnose or probe wrote with --output ({DIAGNOSIS}, {PROBE})"
             raise ValueError(f"{folder}: nothing to draw; name a run folder ({METRICS}) or {written}")
     return Sources(runs, diagnoses, probes)
+
+
+def _check_name(folder: Path, name: str, others: Collection[str]) -> None:
+    if name in others:
+        raise ValueError(f"{folder}: another folder is called '{name}' too, and so would its figures be; draw them into two folders")
 
 
 def figures_of(sources: Sources) -> list[Figure]:
@@ -87,9 +96,11 @@ def figures_of(sources: Sources) -> list[Figure]:
 
 
 def write_gallery(sources: Sources, folder: Path) -> list[str]:
-    """Write every figure as PNG and SVG, and index.html, into `folder`; returns the figures' names."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write every figure as PNG and SVG, and index.html, into `folder`; returns the figures' names. Raises ValueError if there are none."""
     figures = figures_of(sources)
+    if not figures:
+        raise ValueError("nothing to draw: these folders hold no measurement")
+    folder.mkdir(parents=True, exist_ok=True)
     for figure in figures:
         figure.draw([folder / f"{figure.name}{suffix}" for suffix in SUFFIXES])
     write_bytes(folder / "index.html", page(figures).encode())
@@ -111,13 +122,14 @@ def page(figures: Sequence[Figure]) -> str:
     )
 
 
-def _read(path: Path, key: str) -> dict[str, Any]:
+def _read(path: Path, keys: Mapping[str, type]) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not readable as JSON ({error})") from None
-    if not isinstance(found, dict) or key not in found:
-        raise ValueError(f"{path}: has no '{key}'; it was not written by this program")
+    for key, kind in keys.items():
+        if not isinstance(found, dict) or not isinstance(found.get(key), kind):
+            raise ValueError(f"{path}: has no '{key}'; it was not written by diagnose or probe")
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fullband.plots.curves import Curve, compute_at, read_curves
-from fullband.plots.style import LIGHT, figure, reading_label
+from fullband.plots.style import LIGHT, colour_key, figure, reading_label
 from fullband.train.metrics import METRICS, read_metrics
 
 LINES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1, 2))]  # one for each run; the colours are the feedback passes'
@@ -62,7 +62,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """The record of a run folder. Raises ValueError if it holds no run, or one that has logged no step."""
+    """The record of a run folder. Raises ValueError if it holds no run, one that has logged no step, or another program's."""
     path = folder / METRICS
     if not path.is_file():
         raise ValueError(f"{folder}: not a run folder (it has no {METRICS})")
@@ -70,6 +70,9 @@ def read_run(folder: Path) -> RunRecord:
     steps = [entry for entry in entries if "objective" in entry]
     if not steps:
         raise ValueError(f"{path}: no step has been logged yet")
+    wanted = ("passes", "tokens", "token_equivalent_compute", "executed_positions", "switch_on_shock", "crossover_step")
+    if missing := [key for key in wanted if key not in steps[-1]]:
+        raise ValueError(f"{path}: its steps do not say '{missing[0]}'; it was not written by this program")
     curves = read_curves(folder)
     evaluations = []
     for entry in entries:
@@ -107,7 +110,7 @@ def plot_runs(runs: Sequence[RunRecord], paths: Sequence[Path]) -> None:
                 points = [(e.compute / 1e6, e.losses[passes]) for e in run.evaluations if passes in e.losses]
                 x, y = zip(*points, strict=True)
                 label = f"{run.name}, {_passes_words(passes)}"
-                axes.plot(x, y, color=LIGHT[passes_key(passes)], linestyle=line, marker="o", markersize=3.5, label=label)
+                axes.plot(x, y, color=LIGHT[colour_key(f"fused-{passes}")], linestyle=line, marker="o", markersize=3.5, label=label)
             for step, word in ((run.switch_on_step, "feedback on"), (run.last["crossover_step"], "crossover")):
                 at = compute_at(run.curves, step)
                 if at is not None and step:
@@ -117,14 +120,6 @@ def plot_runs(runs: Sequence[RunRecord], paths: Sequence[Path]) -> None:
         axes.set_xlim(left=0)
         axes.set_title("Held-out loss by feedback passes (grey: training loss)")
         axes.legend(fontsize=8)
-
-
-def passes_key(passes: str) -> str:
-    """The colour of a number of feedback passes: the nearest one that has a colour."""
-    if not passes.isdecimal():
-        return "exact"
-    known = [int(key.removeprefix("fused-")) for key in LIGHT if key.startswith("fused-")]
-    return f"fused-{max(k for k in known if k <= int(passes))}"
 
 
 def _passes_words(passes: str) -> str:

@@ -43,6 +43,15 @@ PASS_KEYS = {1: "fused-1", 2: "fused-4", 3: "fused-16"}  # training curves use t
 DASHES = {"standard": "6 4", "fused-0": "1.5 3.5", "rows": "6 4", "front": "9 3 2 3"}
 
 
+def colour_key(name: str) -> str:
+    """The entry of LIGHT and DARK for a reading: of a number of feedback passes without a colour of its own, that of the next lower one."""
+    passes = name.removeprefix("fused-")
+    if name in LIGHT or not passes.isdecimal():
+        return name if name in LIGHT else "exact"
+    known = [int(key.removeprefix("fused-")) for key in LIGHT if key.startswith("fused-")]
+    return f"fused-{max(k for k in known if k <= int(passes))}"
+
+
 def reading_label(name: str) -> str:
     """What people call a reading or a model: "fused-4" is "full-band, 4 passes"."""
     names = {"standard": "standard model", "fullband": "full-band model", "exact": "full-band, exact"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,11 +13,12 @@ from typing import Any, Protocol
 from fullband.config import FeedbackPasses, Recipe
 from fullband.data.batch import Batch
 from fullband.feedback.settling import measure_settling
+from fullband.files import alone_in
 from fullband.optim.groups import describe_groups, is_fusion
 from fullband.train.evaluation import validation_losses
 from fullband.train.metrics import Tracker, open_trackers
 from fullband.train.milestones import Milestones
-from fullband.train.run import Run, prepare
+from fullband.train.run import Run, folder_of, prepare
 from fullband.train.step import StepReport, accumulate_gradients, single_document
 from fullband.train.stop import StopRequest, stop_signals
 
@@ -54,9 +56,22 @@ class DivergedError(ValueError):
 def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) -> RunResult:
     """Train a recipe to its end, a signal, or a non-finite loss.
 
-    Raises ValueError for a recipe that does not fit and DivergedError, which names the step, for a loss that is not finite.
+    Raises ValueError for a recipe that does not fit or a run that another process is training, and DivergedError, which names the
+    step, for a loss that is not finite.
     """
-    run = prepare(recipe, resume)
+    folder = folder_of(recipe)
+    with ExitStack() as held:
+        begun = folder.is_dir()
+        if begun:  # a resumed run is changed before its first step: its recipe is written, checkpoints are pruned
+            held.enter_context(alone_in(folder))
+        run = prepare(recipe, resume)
+        if not begun:
+            held.enter_context(alone_in(folder))
+        return _train(run, watcher)
+
+
+def _train(run: Run, watcher: Watcher | None) -> RunResult:
+    recipe = run.recipe
     config, evaluation = recipe.train, recipe.evaluation
     held_out = run.loader.validation_batches(evaluation.rows, evaluation.batch_rows) if evaluation.rows else []
     trackers = open_trackers(config.tracker, run.folder, recipe.name, recipe.model_dump(mode="json"), drop_from=run.step)
@@ -67,7 +82,7 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
         watcher.started(run, describe_groups(run.optimizer.groups, recipe.optim))
     else:
         for notice in run.notices:
-            warnings.warn(notice, stacklevel=2)
+            warnings.warn(notice, stacklevel=3)
     try:
         with stop_signals() as stop:
             if evaluation.at_start and held_out and not run.step:

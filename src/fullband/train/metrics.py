@@ -49,13 +49,16 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The entries of a metrics.jsonl; a last line cut short by a kill is left out."""
-    entries = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    """The entries of a metrics.jsonl; a last line cut short by a kill is left out. Raises ValueError for a file of another kind."""
+    entries: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines():
         try:
-            entries.append(json.loads(line))
+            entry = json.loads(line)
         except ValueError:
             break
+        if not isinstance(entry, dict) or "step" not in entry:
+            raise ValueError(f"{path}: line {len(entries) + 1} is no entry of a run; was this file written by another program?")
+        entries.append(entry)
     return entries
 
 

@@ -98,13 +98,18 @@ class Run:
         self.checkpoints.prune(checkpoint, self.best, self.recipe.train.keep_checkpoints)  # a kill may have come before the last save's
 
 
+def folder_of(recipe: Recipe) -> Path:
+    """Where a recipe's run is kept."""
+    return Path(recipe.output or Path("runs") / recipe.name)
+
+
 def prepare(recipe: Recipe, resume: bool) -> Run:
     """Build the run of a recipe.
 
     Raises ValueError: the run folder holds another run (without `resume`) or nothing to resume (with it), cannot be written, or any
     part of the recipe does not fit.
     """
-    folder = Path(recipe.output or Path("runs") / recipe.name)
+    folder = folder_of(recipe)
     checkpoints = Checkpoints(folder / "checkpoints")
     last = checkpoints.last()
     if last and not resume:

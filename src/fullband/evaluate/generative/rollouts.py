@@ -40,6 +40,17 @@ class Setting:
         return f"{self.name}/{problem if isinstance(problem, int) else problem.number}"
 
 
+def room_for_prompts(model: FeedbackModel, setting: Setting) -> int:
+    """Tokens that a prompt may have. Raises ValueError if the context has no room for an answer of `new_tokens`."""
+    room = model.trunk.context - setting.new_tokens
+    if room < 1:
+        raise ValueError(
+            f"{setting.task}: answers of {setting.new_tokens} tokens leave no room for a prompt in a context of {model.trunk.context}; "
+            "ask for fewer, with --max-new-tokens"
+        )
+    return room
+
+
 def roll_out(
     model: FeedbackModel,
     text: HarnessText,
@@ -56,11 +67,9 @@ def roll_out(
     cut     tokens that the beginning of the prompt lost, where prompt and answer would not fit the context together
     done    gets the number of problems answered, batch by batch
 
-    Longest prompts first. Raises ValueError if the context has no room for an answer of `new_tokens`.
+    Longest prompts first. Raises ValueError as `room_for_prompts`.
     """
-    room = model.trunk.context - setting.new_tokens
-    if room < 1:
-        raise ValueError(f"answers of {setting.new_tokens} tokens leave no room for a prompt in a context of {model.trunk.context}")
+    room = room_for_prompts(model, setting)
     waiting = [problem for problem in problems if setting.key(problem) not in journal]
     ids = {problem.number: text.encode(problem.prompt) for problem in waiting}
     waiting.sort(key=lambda problem: (-len(ids[problem.number]), problem.number))

@@ -90,7 +90,7 @@ def _traces(chosen: Mapping[str, Setting], numbers: Sequence[int], rollouts: Jou
     return [
         {
             "problem": number,
-            "question": rollouts[next(iter(chosen.values())).key(number)]["question"],
+            "question": rollouts[next(iter(chosen.values())).key(number)].get("question", ""),  # older ones lack it
             "answers": {
                 mode: rollouts[setting.key(number)]["rollouts"][0] | {"verdict": grades[setting.key(number)]["verdicts"][0]}
                 for mode, setting in chosen.items()

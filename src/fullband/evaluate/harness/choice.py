@@ -59,8 +59,9 @@ def _build(part: Any, documents: int, lm: Any) -> None:
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its bar
             part.build_all_requests(limit=documents, **chat)
-    except AssertionError as error:  # more examples than there are
-        raise ValueError(f"{part.config.task}: {first_line(error)}") from None
+    except (AssertionError, ValueError) as error:  # more examples than there are
+        shots = part.config.num_fewshot
+        raise ValueError(f"{part.config.task}: {shots} examples for a prompt cannot be drawn from its data ({first_line(error)})") from None
 
 
 def check_metrics(benchmark: Benchmark) -> str:

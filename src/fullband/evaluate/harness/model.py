@@ -17,6 +17,7 @@ from fullband.config import FeedbackPasses
 from fullband.data.chat_template import Message
 from fullband.decode import generate_texts, resolve_mode
 from fullband.evaluate.harness.scoring import Continuation, Reading, Score, score_continuations
+from fullband.evaluate.harness.tasks import first_line
 from fullband.evaluate.harness.text import HarnessText
 from fullband.evaluate.journal import Journal
 from fullband.feedback.passes import FeedbackModel
@@ -207,10 +208,14 @@ def _load(name: str | Path, device: str | None, dtype: str | torch.dtype) -> Fee
     from fullband.loading import load_model
 
     precision = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-    if not isinstance(precision, torch.dtype):
+    if not isinstance(precision, torch.dtype) or not precision.is_floating_point:
         raise ValueError(f"dtype: '{dtype}' is no floating-point type of torch (float32, bfloat16, float16, float64)")
     cuda = torch.cuda.is_available()  # lm-eval asks for a GPU unless told otherwise, and its own models do without where there is none
-    place = torch.device(device if device and (cuda or not device.startswith("cuda")) else "cuda" if cuda else "cpu")
+    wanted = device if device and (cuda or not device.startswith("cuda")) else "cuda" if cuda else "cpu"
+    try:
+        place = torch.empty(0, device=wanted).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: '{wanted}' is not available here ({first_line(error)})") from None
     return load_model(name, place, precision, plain=True)
 
 

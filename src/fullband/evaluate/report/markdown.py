@@ -58,7 +58,7 @@ def traces(results: Mapping[str, Any]) -> list[str]:
     for found in results["generative"].values():
         for trace in found["traces"]:
             parts.append(f"## {found['label']}, problem {trace['problem']}: the modes side by side")
-            parts.append(fenced(trace["question"]))
+            parts += [fenced(trace["question"])] if trace.get("question") else []  # older evaluations did not keep it
             for mode, answer in trace["answers"].items():
                 parts.append(f"{MODES[mode]}: {ending(answer)}\n\n{fenced(answer_text(answer))}")
     return parts

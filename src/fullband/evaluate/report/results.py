@@ -9,13 +9,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from fullband.evaluate.generative.problems import TASKS as GENERATIVE
 from fullband.evaluate.generative.summary import summarize
 from fullband.evaluate.harness.definitions import SHOT_OVERRIDES
 from fullband.evaluate.harness.summary import mean_of_tasks, summarize_task
 from fullband.evaluate.journal import Journal
 from fullband.evaluate.plan import PLAN, Plan, read_json
-from fullband.evaluate.run import Journals
+from fullband.evaluate.run import Journals, is_finished
 from fullband.files import write_json
 
 RESULTS, BASELINE = "results.json", "baseline"
@@ -53,7 +55,7 @@ def build_results(folder: Path) -> dict[str, Any]:
     plan = read_json(shards[0] / PLAN)
     asked = plan_of(shards[0])
     own = Gathered(shards, asked)
-    other = Gathered([shard / BASELINE for shard in shards], asked) if (shards[0] / BASELINE / PLAN).is_file() else None
+    other = Gathered([shard / BASELINE for shard in shards], asked.of_baseline()) if (shards[0] / BASELINE / PLAN).is_file() else None
     tasks = {name: _task(name, own, other) for name in asked.tasks}
     return {
         "model": plan["model"],
@@ -75,9 +77,18 @@ def write_results(folder: Path) -> dict[str, Any]:
     Raises ValueError as `build_results` does.
     """
     if (folder / RESULTS).is_file() and not (folder / PLAN).is_file() and not any(folder.glob("shard-*-of-*")):
-        return read_json(folder / RESULTS)
+        return read_results(folder / RESULTS)
     found: dict[str, Any] = finite(build_results(folder))
     write_json(folder / RESULTS, found)
+    return found
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A results.json. Raises ValueError for one of another kind: a probe's has the same name."""
+    found = read_json(path)
+    for key in ("model", "baseline", "plan", "smoke_test", "tasks", "mean", "generative", "seconds", "versions", "machine"):
+        if key not in found:
+            raise ValueError(f"{path}: has no '{key}'; it was not written by fullband evaluate")
     return found
 
 
@@ -100,10 +111,9 @@ class Gathered:
         for folder in folders:
             journals = Journals.open(folder)
             for name in (*plan.tasks, *plan.generative):
-                about = journals.tasks.get(f"task/{name}")
-                if about is None:
+                if not is_finished(plan, journals, name):
                     raise ValueError(f"{folder}: {name} is not finished; run the same command again")
-                self._add(name, about)
+                self._add(name, journals.tasks[f"task/{name}"])
             for into, part in zip(
                 (self.documents, self.rollouts, self.grades), (journals.documents, journals.rollouts, journals.grades), strict=True
             ):
@@ -151,11 +161,16 @@ def _smallest(own: Gathered, plan: Plan) -> int:
 def plan_of(folder: Path) -> Plan:
     """Raises ValueError for a plan of another version."""
     held = read_json(folder / PLAN)
+    if unknown := held.keys() - {"model", *Plan.__dataclass_fields__}:
+        raise ValueError(f"{folder / PLAN}: not a plan this version can read ({min(unknown)}: unknown)")
     try:
-        fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in held.items() if key != "model"}
-        return Plan(**fields)
-    except TypeError as error:
-        raise ValueError(f"{folder / PLAN}: not a plan this version can read ({error})") from None
+        return TypeAdapter(Plan).validate_python({key: value for key, value in held.items() if key != "model"})
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ".".join(map(str, first["loc"])) or "plan"
+        raise ValueError(
+            f"{folder / PLAN}: not a plan this version can read ({what}: {first['msg'].removeprefix('Value error, ')})"
+        ) from None
 
 
 def _versions() -> dict[str, str]:
