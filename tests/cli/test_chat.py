@@ -140,7 +140,12 @@ def test_in_a_terminal_ctrl_c_cancels_the_answer_and_mistakes_are_told(talkative
     code = "from fullband.cli.main import main; main()"
     command = [sys.executable, "-c", code, "chat", str(talkative), "--max-new-tokens", "100000", "--temperature", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}
-    child = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, env=environment)
+
+    def heed_ctrl_c() -> None:  # what runs in the background of a shell without job control is started deaf to it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    streams: Any = dict(stdin=follower, stdout=follower, stderr=follower)
+    child = subprocess.Popen(command, **streams, start_new_session=True, env=environment, preexec_fn=heed_ctrl_c)
     os.close(follower)
     seen = ""
 
