@@ -51,9 +51,8 @@ def _documents(instances: list[Any]) -> list[tuple[str, int]]:
 
 def _differences(instances: list[Any], ours: Any, others: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"largest_difference": 0.0, "greedy_differ": 0}
-    for task in dict.fromkeys(instance.task_name for instance in instances):
-        own = [instance for instance in instances if instance.task_name == task]
-        kind = own[0].request_type
+    for kind in dict.fromkeys(instance.request_type for instance in instances):  # subjects of MMLU share batches
+        own = [instance for instance in instances if instance.request_type == kind]
         for one, other in zip(*(getattr(model, kind)(own, disable_tqdm=True) for model in (ours, others)), strict=True):
             if kind == "generate_until":
                 found["greedy_differ"] += one != other
