@@ -92,6 +92,6 @@ def test_a_comparison_of_a_reading_that_there_is_not_is_refused() -> None:
 
 def test_every_reading_has_a_look_of_its_own() -> None:
     readings = ["standard", *(f"fused-{passes}" for passes in (0, 1, 2, 4, 8, 16, 32, 95)), "exact", "exact, zeroed", "exact, shuffled"]
-    looks = [look(reading) for reading in [*readings]]
+    looks = [look(reading) for reading in readings]
     assert len(set(looks)) == len(looks)
     assert [look(prefill)[0] for prefill in ("1", "full")] == [look("fused-1")[0], look("exact")[0]]
