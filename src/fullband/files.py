@@ -105,17 +105,22 @@ def check_place(folder: Path) -> None:
         raise ValueError(f"{folder}: can't be written ({existing} is {'not writable' if existing.is_dir() else 'no folder'})")
 
 
+class InUseError(ValueError):
+    """Another process is at work in a folder."""
+
+
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path, name: str = LOCK) -> Iterator[None]:
     """While the block runs, no other process gets `folder` from here; where its process ends, however it ends, it is given back.
 
-    Raises ValueError if another process has it. A file system without locks gives it to everybody.
+    name   of the lock file: another name is another lock
+    Raises InUseError if another process has it. A file system without locks gives it to everybody.
     """
-    lock = FileLock(folder / LOCK)
+    lock = FileLock(folder / name)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ValueError(f"{folder}: another process is at work there; let it end, or choose another folder") from None
+        raise InUseError(f"{folder}: another process is at work there; let it end, or choose another folder") from None
     except NotImplementedError:
         pass
     except PermissionError:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cli.commands import fullband, refused
 from experiments.grids import write_grid
+from fullband.files import alone_in
 
 CELLS = [{"name": "fed"}, {"name": "plain", "set": {"feedback.schedule": "none"}, "equal": {"cell": "fed", "by": "token-equivalent"}}]
 
@@ -88,6 +94,44 @@ def test_a_signal_stops_it_and_the_same_command_goes_on(tmp_path: Path, monkeypa
     assert stopped.code == 143 and "continue with: fullband experiment" in stopped.err and not (tmp_path / "results").exists()
     done = fullband(*arguments(tmp_path), "--seeds", "0", "--json")
     assert done.code == 0 and "resuming" in done.err and done.json["cells"][0]["resumed"]
+
+
+def test_a_job_in_hand_elsewhere_is_passed_over(tmp_path: Path) -> None:
+    write_grid(tmp_path, cells=CELLS[:1], comparisons=[])
+    folder = tmp_path / "runs" / "toy"
+    folder.mkdir(parents=True)
+    with alone_in(folder, "fed-seed-1.job.lock"):
+        done = fullband(*arguments(tmp_path))
+    assert done.code == 0 and done.err.count("another process has it in hand") == 2  # asked for again behind the others
+    assert "not run: fed, seed 1" in " ".join(done.out.split())
+    again = fullband(*arguments(tmp_path), "--json")
+    assert not again.json["unfinished"] and "fed-seed-1" in again.err and "fed-seed-0" not in again.err
+
+
+def test_processes_share_a_grid(tmp_path: Path) -> None:
+    """Each job is trained by one of them, and the last to end reports all."""
+    write_grid(tmp_path, cells=CELLS[:1], comparisons=[])
+    command = [sys.executable, "-m", "fullband", *map(str, arguments(tmp_path))]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=300)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    trained = [line.split()[1] for text in said for line in text.splitlines() if line.startswith("training ")]
+    assert len(trained) == len(set(trained)) == 3
+    assert fullband(*arguments(tmp_path), "--report", "--json").json["unfinished"] == []
+
+
+def test_measuring_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullband.cli import reading
+    from fullband.cli.experiment import run_jobs
+    from fullband.experiments import jobs_of, load_experiment
+
+    monkeypatch.setattr(reading, "reading_progress", partial(reading.reading_progress, patience=0.0))
+    console = Console(file=io.StringIO(), force_terminal=True, force_interactive=True, color_system=None, width=160)
+    loaded = load_experiment(write_grid(tmp_path, cells=CELLS[:1], comparisons=[]))
+    run_jobs(console, loaded, jobs_of(loaded, [0], tmp_path / "runs"), "the command")
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert text.index("20/20") < text.index("measuring ━")
 
 
 def test_a_damaged_result_is_named(grid: Path) -> None:

@@ -11,8 +11,9 @@ from rich.console import Console
 from cli.commands import RECIPE
 from fullband.cli import amounts
 from fullband.cli.progress import TrainingProgress, Work
-from fullband.cli.reading import positions_to_read, reading_progress
+from fullband.cli.reading import reading_progress
 from fullband.config import Recipe
+from fullband.feedback.converged import positions_to_read
 from fullband.feedback.passes import read
 from fullband.train import train
 from fullband.train.run import prepare

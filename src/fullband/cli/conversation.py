@@ -88,7 +88,8 @@ class Conversation:
 
     def _answer(self, before: list[Turn], user: str, request: Request, on_text: Callable[[str], None]) -> Answer:
         from fullband.cli.console import messages
-        from fullband.cli.reading import positions_to_read, reading_progress
+        from fullband.cli.reading import reading_progress
+        from fullband.feedback.converged import positions_to_read
 
         begun = time.perf_counter()
         prompt = self.template.render([*self.messages(before), {"role": "user", "content": user}])

@@ -41,8 +41,9 @@ def evaluate_loss(
     Loss and perplexity with standard errors over documents; by default on what the run itself held out.
     """
     from fullband.cli.console import messages, output, print_json
-    from fullband.cli.reading import positions_to_read, reading_progress
+    from fullband.cli.reading import reading_progress
     from fullband.evaluate import loss_by_passes
+    from fullband.feedback.converged import positions_to_read
 
     if text and recipe:
         raise ValueError("--text and --recipe both say what to read; give one of them")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +12,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fullband.cli.progress import TrainingProgress
     from fullband.experiments import Experiment, Job
+    from fullband.model import FullBandModel
 
 EXAMPLES = """Examples:
 
@@ -20,6 +24,11 @@ EXAMPLES = """Examples:
   fullband experiment s3                           run it, or go on with it, and write results/s3
   fullband experiment s3 --seeds 0 --cells fullband,standard-compute
   fullband experiment s3 --report                  write results/s3 from the jobs that are finished
+
+
+  Two jobs at a time, each on one core (add a line for each further core):
+    OMP_NUM_THREADS=1 fullband experiment s3 &
+    OMP_NUM_THREADS=1 fullband experiment s3
 """
 
 
@@ -38,8 +47,9 @@ def experiment(
 ) -> None:
     """Run an experiment: every cell with every seed, one after the other.
 
-    A job that is finished is not run again; one that was stopped or killed goes on from its last checkpoint. The report has a table with
-    intervals over seeds, pictures, the logs and recipes of all jobs, and the compute spent. Under three seeds it is a smoke test.
+    A job that is finished is not run again; one that was stopped or killed goes on from its last checkpoint. The same command run several
+    times at once shares the jobs out. The report has a table with intervals over seeds, pictures, the logs and recipes of all jobs, and
+    the compute spent. Under three seeds it is a smoke test.
     """
     from fullband.cli.console import messages, output, print_json
     from fullband.experiments import find_experiment, jobs_of, list_experiments, load_experiment, write_report
@@ -83,21 +93,39 @@ def words(text: str | None) -> list[str]:
 
 
 def run_jobs(console: Console, experiment: Experiment, jobs: list[Job], command: str) -> None:
-    """Run what is not finished. A signal ends it with the signal's exit code; the run in hand has been saved."""
+    """Run what is not finished. A signal ends it with the signal's exit code; the run in hand has been saved.
+
+    A job that another process has in hand is passed over, and asked for again behind the others, in case that process was stopped.
+    """
     from fullband.cli.progress import TrainingProgress
     from fullband.experiments.run import StoppedError, run_job, state_of
+    from fullband.files import InUseError
 
     states = [state_of(experiment, job) for job in jobs]  # all are checked before the first one trains
-    for number, (job, state) in enumerate(zip(jobs, states, strict=True), start=1):
-        if state.word == "finished":
-            continue
-        console.print(f"job {number} of {len(jobs)}: {job.name}", style="bold", soft_wrap=True)
-        try:
-            with TrainingProgress(console) as progress:
-                run_job(experiment, job, progress)
-        except StoppedError as stopped:
-            console.print(f"stopped; continue with: {command}", soft_wrap=True)
-            raise typer.Exit(128 + stopped.signal) from None
+    waiting = [(number, job) for number, (job, state) in enumerate(zip(jobs, states, strict=True), start=1) if state.word != "finished"]
+    while waiting:
+        in_use = []
+        for number, job in waiting:
+            console.print(f"job {number} of {len(jobs)}: {job.name}", style="bold", soft_wrap=True)
+            try:
+                with TrainingProgress(console) as progress:
+                    run_job(experiment, job, progress, partial(_measuring, progress))
+            except InUseError:
+                console.print("another process has it in hand", soft_wrap=True)
+                in_use.append((number, job))
+            except StoppedError as stopped:
+                console.print(f"stopped; continue with: {command}", soft_wrap=True)
+                raise typer.Exit(128 + stopped.signal) from None
+        if len(in_use) == len(waiting):
+            return
+        waiting = in_use
+
+
+def _measuring(training: TrainingProgress, model: FullBandModel, positions: int) -> AbstractContextManager[None]:
+    from fullband.cli.reading import reading_progress
+
+    training.stop()
+    return reading_progress(training.console, model, positions, "measuring")
 
 
 def summary(experiment: Experiment) -> dict[str, Any]:

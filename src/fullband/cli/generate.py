@@ -188,7 +188,8 @@ def continue_prompt(
     """One prompt to stdout: its continuation as it is made, its samples one after the other, or everything as one JSON object."""
     from fullband.cli.completions import Completing, converged_json, converged_line, speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
-    from fullband.cli.reading import positions_to_read, reading_progress
+    from fullband.cli.reading import reading_progress
+    from fullband.feedback.converged import positions_to_read
 
     begun = time.perf_counter()
     streams = stream and not as_json and request.samples == 1

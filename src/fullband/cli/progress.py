@@ -36,6 +36,10 @@ class TrainingProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the bar, so that another can begin."""
         if self.bar:
             self.bar.stop()
 

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fullband.config import FeedbackPasses
-from fullband.feedback.converged import MAX_PASSES
 from fullband.loading import LoadedModel
 
 PATIENCE = 2.0  # seconds
-
-
-def positions_to_read(length: int, feedback_passes: Sequence[FeedbackPasses]) -> int:
-    """Positions the trunk computes for `length` tokens read in each of these ways; fewer passes are the first of more.
-
-    What "converged" takes depends on the text; half of its limit is the guess.
-    """
-    deepest = max((passes for passes in feedback_passes if isinstance(passes, int)), default=-1)
-    return length * (deepest + 1 + ("exact" in feedback_passes) + MAX_PASSES // 2 * ("converged" in feedback_passes))
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fullband.data.tokenizers import load_tokenizer
 from fullband.diagnose import judge, rows_of_documents, trace_passes
 from fullband.evaluate.loss import accuracy_by_position
 from fullband.experiments.config import PositionsMeasure, ProbeMeasure, SettlingMeasure
+from fullband.feedback.converged import positions_to_read
 from fullband.feedback.fusion import Gated
 from fullband.loading import load_model
 from fullband.model import FullBandModel, resolve_model_folder
@@ -22,6 +23,13 @@ from fullband.presets import resolve_schedule
 
 STANDARD = "standard"  # the only reading of a model that was trained without feedback
 DOCUMENTS = 256  # that rows of text are cut from, at most
+PROBE_TOKENS = 131072  # read at a time: the models of experiments are small, and a recurrent reading costs little more for more rows
+
+ReadingProgress = Callable[[FullBandModel, int], AbstractContextManager[None]]  # entered while a model reads that many positions
+
+
+def silent(model: FullBandModel, positions: int) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -33,17 +41,19 @@ class Measured:
     trace: dict[str, Any] | None = None
 
 
-def measure(recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | ProbeMeasure) -> Measured:
+def measure(
+    recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | ProbeMeasure, reading_progress: ReadingProgress = silent
+) -> Measured:
     """Measure the model in the run folder of `recipe`. Raises ValueError if it cannot be measured so."""
     folder = resolve_model_folder(Path(recipe.output or ""))
     model = load_model(folder)
     assert isinstance(model, FullBandModel)
     model.fusion.control = recipe.feedback.control  # a model that was trained under a control is read under it
     if isinstance(plan, PositionsMeasure):
-        return _positions(model, recipe, plan)
+        return _positions(model, recipe, plan, reading_progress)
     if isinstance(plan, SettlingMeasure):
-        return _settling(model, recipe, plan)
-    return _probe(model, recipe, folder, plan)
+        return _settling(model, recipe, plan, reading_progress)
+    return _probe(model, recipe, folder, plan, reading_progress)
 
 
 def reading_name(recipe: Recipe, passes: FeedbackPasses) -> str:
@@ -55,7 +65,7 @@ def feeds_back(recipe: Recipe) -> bool:
     return any(k > 1 and share > 0 for phase in resolve_schedule(recipe.feedback.schedule) for k, share in phase.passes.items())
 
 
-def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure) -> Measured:
+def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure, reading_progress: ReadingProgress) -> Measured:
     if not isinstance(recipe.data.source, TaskSource):
         raise ValueError(f"measure: positions are for built-in tasks, not for {recipe.data.source.kind}")
     rows = build_task(recipe.data.source).examples(recipe.seed, "validation", 0, plan.rows, max(plan.positions))
@@ -63,7 +73,8 @@ def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure) -> 
     values = {}
 
     def read(name: str, how: FeedbackPasses) -> None:
-        accuracy_T = accuracy_by_position(model, rows.tokens, rows.targets, how, batch_rows=256).accuracy_T
+        with reading_progress(model, positions_to_read(rows.tokens.numel(), [how])):
+            accuracy_T = accuracy_by_position(model, rows.tokens, rows.targets, how, batch_rows=256).accuracy_T
         values[name] = {str(position): float(accuracy_T[position - 1]) for position in plan.positions}
 
     for how in passes:
@@ -85,11 +96,12 @@ def under(model: FullBandModel, control: Control) -> Iterator[None]:
         model.fusion.control = before
 
 
-def _settling(model: FullBandModel, recipe: Recipe, plan: SettlingMeasure) -> Measured:
+def _settling(model: FullBandModel, recipe: Recipe, plan: SettlingMeasure, reading_progress: ReadingProgress) -> Measured:
     data = recipe.data.model_copy(update={"tokenizer": "bytes"}) if recipe.data.tokenizer == "auto" else recipe.data
     documents = build_loader(data, recipe.seed, 1).validation_documents(DOCUMENTS)
     batch = rows_of_documents(documents, plan.rows, plan.passes, model.trunk.context, plan.length)
-    trace = trace_passes(model, batch, plan.passes)
+    with reading_progress(model, positions_to_read(batch.tokens.numel(), [plan.passes, "exact"])):
+        trace = trace_passes(model, batch, plan.passes)
     values = {}
     for passes in plan.feedback_passes if feeds_back(recipe) else [0]:
         if passes == "exact":
@@ -101,11 +113,13 @@ def _settling(model: FullBandModel, recipe: Recipe, plan: SettlingMeasure) -> Me
     return Measured(values, judge(trace).word if feeds_back(recipe) else None, asdict(trace))
 
 
-def _probe(model: FullBandModel, recipe: Recipe, folder: Path, plan: ProbeMeasure) -> Measured:
+def _probe(model: FullBandModel, recipe: Recipe, folder: Path, plan: ProbeMeasure, reading_progress: ReadingProgress) -> Measured:
     from fullband.probe.run import plan_probe, run_probe
 
     prefills = plan.prefills if feeds_back(recipe) else [STANDARD]
-    result = run_probe(model, plan_probe(model, load_tokenizer(folder), plan.tasks, prefills, groups=plan.groups))
+    planned = plan_probe(model, load_tokenizer(folder), plan.tasks, prefills, groups=plan.groups, depths=[0])
+    with reading_progress(model, planned.positions):
+        result = run_probe(model, planned, PROBE_TOKENS)
     values: dict[str, dict[str, float]] = {name: {} for name in result.prefills}
     for setting in result.settings:
         for found in setting.prefills:

@@ -18,8 +18,8 @@ from fullband.config import load_recipe
 from fullband.costs import run_flops
 from fullband.experiments.config import Experiment
 from fullband.experiments.grid import Job
-from fullband.experiments.measure import measure
-from fullband.files import write_json
+from fullband.experiments.measure import ReadingProgress, measure, silent
+from fullband.files import alone_in, write_json
 from fullband.model import FullBandModel
 from fullband.train import RunResult, train
 from fullband.train.checkpoint import Checkpoints
@@ -27,6 +27,7 @@ from fullband.train.loop import Watcher
 from fullband.train.run import RECIPE
 
 CELL = "cell.json"
+IN_HAND = ".job.lock"  # held from the training's begin to the measure's end; the run's own lock is the training's
 
 
 class StoppedError(Exception):
@@ -77,17 +78,23 @@ def finished_results(experiment: Experiment, jobs: Sequence[Job]) -> list[dict[s
     return [state.result for state in states if state.word == "finished" and state.result is not None]
 
 
-def run_job(experiment: Experiment, job: Job, watcher: Watcher | None = None) -> dict[str, Any]:
+def run_job(experiment: Experiment, job: Job, watcher: Watcher | None = None, reading_progress: ReadingProgress = silent) -> dict[str, Any]:
     """Train (or go on training) and measure one job; what was found is kept as cell.json in its folder, and returned.
 
-    Raises StoppedError when a signal ended the training, ValueError as `train` does.
+    Raises StoppedError when a signal ended the training, InUseError if another process has the job in hand, ValueError as `train` does.
     """
-    state = state_of(experiment, job)
-    if state.word == "finished" and state.result is not None:
-        return state.result
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone_in(job.folder.parent, f"{job.folder.name}{IN_HAND}"):
+        state = state_of(experiment, job)
+        if state.word == "finished" and state.result is not None:
+            return state.result
+        return _run(experiment, job, state, watcher, reading_progress)
+
+
+def _run(experiment: Experiment, job: Job, state: JobState, watcher: Watcher | None, reading_progress: ReadingProgress) -> dict[str, Any]:
     training = state.result["training"] if state.result else _train(job, state.word == "begun", watcher)
     begun = time.perf_counter()
-    measured = measure(job.recipe, experiment.measure)
+    measured = measure(job.recipe, experiment.measure, reading_progress)
     result = {
         "cell": job.cell.name,
         "seed": job.seed,

@@ -11,12 +11,14 @@ Each row has its own window. Rows that are ahead wait, so a row's states do not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fullband.config import FeedbackPasses
 from fullband.feedback.passes import FeedbackModel, fused_pass
 
 WINDOW = 64  # positions in a row's window
@@ -147,3 +149,12 @@ def read_converged(
         rows.take(start, states, tolerance, max_passes)
     report = ConvergedReport(rows.passes_BT.amax(dim=1), rows.residual_B, rows.exact_from_B, executed)
     return rows.states_BTD, cache, report
+
+
+def positions_to_read(length: int, feedback_passes: Sequence[FeedbackPasses]) -> int:
+    """Positions the trunk computes for `length` tokens read in each of these ways; fewer passes are the first of more.
+
+    What "converged" takes depends on the text; half of its limit is the guess.
+    """
+    deepest = max((passes for passes in feedback_passes if isinstance(passes, int)), default=-1)
+    return length * (deepest + 1 + ("exact" in feedback_passes) + MAX_PASSES // 2 * ("converged" in feedback_passes))

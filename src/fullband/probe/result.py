@@ -61,7 +61,7 @@ class SettingResult:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """All settings; `depths` counts the stack's input and the output of every layer."""
+    """All settings; `depths` counts those that were probed, the stack's input and the output of every layer unless fewer were asked for."""
 
     seed: int
     depths: int

@@ -35,6 +35,7 @@ class Plan:
     settings: list[tuple[Setting, Inputs]]
     prefills: list[str]
     seed: int
+    depths: list[int]
 
     @property
     def positions(self) -> int:
@@ -50,14 +51,21 @@ def plan_probe(
     prefills: Sequence[str] = PREFILLS,
     seed: int = 0,
     groups: int | None = None,
+    depths: Sequence[int] | None = None,
 ) -> Plan:
     """Make and encode the examples.
 
     prefills   any of "standard", "1", "2", "4" (recurrent suffixes) and "full"
     groups     the first groups of each setting (None = all of App. F's)
+    depths     those of the residual stream to probe: 0 = the stack's input, k = the output of layer k (None = all)
 
-    Raises ValueError for unknown names, fewer groups than folds, inputs longer than the model's context, and without scikit-learn.
+    Raises ValueError for unknown names or depths, fewer groups than folds, inputs longer than the model's context, and without
+    scikit-learn.
     """
+    known = range(len(model.trunk.layers) + 1)
+    wanted = list(known) if depths is None else sorted(set(depths))
+    if not wanted or not set(wanted) <= set(known):
+        raise ValueError(f"depths are of 0 (the input) to {known[-1]}, not {', '.join(map(str, wanted)) or 'none'}")
     unknown = [name for name in prefills if name not in PREFILLS]
     if unknown or not prefills:
         raise ValueError(f"unknown prefill '{''.join(unknown[:1])}' (known: {', '.join(PREFILLS)})")
@@ -71,7 +79,7 @@ def plan_probe(
         except ValueError as error:
             raise ValueError(f"{setting.name}: {error}; leave this task out") from None
         settings.append((setting, inputs))
-    return Plan(settings, [name for name in PREFILLS if name in prefills], seed)
+    return Plan(settings, [name for name in PREFILLS if name in prefills], seed, wanted)
 
 
 @torch.no_grad()
@@ -79,7 +87,7 @@ def run_probe(
     model: FeedbackModel, plan: Plan, batch_tokens: int = 32768, done: Callable[[ProbeResult], None] | None = None
 ) -> ProbeResult:
     """Read and probe every setting. `done` is given what is finished after each of them."""
-    depths = len(model.trunk.layers) + 1
+    depths = len(plan.depths)
     finished: list[SettingResult] = []
     for setting, inputs in plan.settings:
         finished.append(_probe_setting(model, setting, inputs, plan, batch_tokens))
@@ -90,8 +98,8 @@ def run_probe(
 
 @dataclass
 class _Read:
-    """What reading a setting in one way leaves, a piece for each batch of N rows: the residual stream [depths, N, D], the input with
-    nothing processed [N, D], margins [N], and patched ones [depths, N]."""
+    """What reading a setting in one way leaves, a piece for each batch of N rows: the residual stream at the E depths [E, N, D], the
+    input with nothing processed [N, D], margins [N], and patched ones [E, N]."""
 
     residuals: list[Tensor] = field(default_factory=list)
     unprocessed: list[Tensor] = field(default_factory=list)
@@ -100,7 +108,7 @@ class _Read:
 
 
 def _probe_setting(model: FeedbackModel, setting: Setting, inputs: Inputs, plan: Plan, batch_tokens: int) -> SettingResult:
-    read = _read_setting(model, inputs, plan.prefills, batch_tokens)
+    read = _read_setting(model, inputs, plan, batch_tokens)
     return SettingResult(
         setting.name,
         setting.task,
@@ -110,19 +118,21 @@ def _probe_setting(model: FeedbackModel, setting: Setting, inputs: Inputs, plan:
         len(setting.examples),
         inputs.lengths,
         inputs.notes,
-        [_probe_prefill(name, found, setting, inputs, plan.seed) for name, found in read.items()],
+        [_probe_prefill(name, found, setting, inputs, plan) for name, found in read.items()],
     )
 
 
-def _read_setting(model: FeedbackModel, inputs: Inputs, prefills: Sequence[str], batch_tokens: int) -> dict[str, _Read]:
+def _read_setting(model: FeedbackModel, inputs: Inputs, plan: Plan, batch_tokens: int) -> dict[str, _Read]:
     device = model.trunk.head_weight.device
     answers = Answers(inputs.shared, inputs.telling)
-    read = {name: _Read() for name in prefills}
+    read = {name: _Read() for name in plan.prefills}
     for rows in inputs.batches(batch_tokens):
         tokens_BT = torch.tensor(inputs.tokens[rows], device=device)
-        for name, colon in before_colon(model, tokens_BT, prefills, inputs.steps):
+        for name, colon in before_colon(model, tokens_BT, plan.prefills, inputs.steps):
             residual_EBD, lane = colon_residuals(model, colon)
-            patched = [patched_margins(model, colon, residual_BD, depth, answers) for depth, residual_BD in enumerate(residual_EBD)]
+            residual_EBD = residual_EBD[plan.depths]
+            streams = zip(plan.depths, residual_EBD, strict=True)
+            patched = [patched_margins(model, colon, residual_BD, depth, answers) for depth, residual_BD in streams]
             found = read[name]
             found.residuals.append(residual_EBD.float().cpu())
             found.unprocessed.append(embedding_only(model, colon, tokens_BT[:, -2]).float().cpu())
@@ -131,7 +141,8 @@ def _read_setting(model: FeedbackModel, inputs: Inputs, prefills: Sequence[str],
     return read
 
 
-def _probe_prefill(name: str, read: _Read, setting: Setting, inputs: Inputs, seed: int) -> PrefillResult:
+def _probe_prefill(name: str, read: _Read, setting: Setting, inputs: Inputs, plan: Plan) -> PrefillResult:
+    seed = plan.seed
     residual_END = torch.cat(read.residuals, dim=1).numpy()
     margin_N, patched_EN = torch.cat(read.margins).numpy(), torch.cat(read.patched, dim=1).numpy()
     labels_N, groups_N = np.array([example.label for example in setting.examples]), _groups(setting)
@@ -140,9 +151,9 @@ def _probe_prefill(name: str, read: _Read, setting: Setting, inputs: Inputs, see
     partner_N = margin_N[np.arange(len(margin_N)) ^ 1]
     differ_N = (margin_N > 0) != (partner_N > 0)
     depths = []
-    for depth, states_ND in enumerate(residual_END):
+    for depth, states_ND, patched_N in zip(plan.depths, residual_END, patched_EN, strict=True):
         probed = fit(states_ND, labels_N, groups_N, seed)
-        moved, effect = moved_answers(margin_N, patched_EN[depth])
+        moved, effect = moved_answers(margin_N, patched_N)
         by_updates = {int(delay): float(probed.right_N[updates_N == delay].mean()) for delay in np.unique(updates_N)}
         control = fit(states_ND, mixed_N, groups_N, seed).accuracy
         depths.append(DepthResult(depth, probed.accuracy, probed.stderr, probed.interval, by_updates, control, moved, effect))
