@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     names = [f"tile {tile}" for tile in chosen.tile]
     windows: dict[str, Any] = {}
     for window in chosen.window:
-        plans = {f"tile {tile}": tiled_plan(chosen.length, chosen.length, window, None, device, tile) for tile in chosen.tile}
+        plans = {f"tile {tile}": tiled_plan(chosen.length, chosen.length, window, None, device, query.dtype, tile) for tile in chosen.tile}
         plans["dense"] = dense_plan(chosen.length, chosen.length, window, None, device)
         candidates = {name: partial(run, partial(attend, plan=plan)) for name, plan in plans.items()} | {"causal": partial(run, causal)}
         timings = interleave(candidates, chosen.rounds, chosen.clock, f"window {window}")

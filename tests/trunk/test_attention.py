@@ -27,7 +27,8 @@ def document_rows(keys, kind):
 @pytest.mark.parametrize("queries, keys", CASES)
 @pytest.mark.parametrize("window", [None, 1, 3, 16, 100])
 @pytest.mark.parametrize("kind", ["none", "packed", "padded"])
-def test_tiles_equal_dense_with_gradients(queries, keys, window, kind):
+@pytest.mark.parametrize("dtype", [None, torch.float64], ids=["boolean", "added"])
+def test_tiles_equal_dense_with_gradients(queries, keys, window, kind, dtype):
     documents = document_rows(keys, kind)
     q, k, v = tensors(queries, keys, requires_grad=True)
     weight = torch.randn(q.shape, dtype=torch.float64)
@@ -35,7 +36,7 @@ def test_tiles_equal_dense_with_gradients(queries, keys, window, kind):
     assert dense.isfinite().all()
     expected = torch.autograd.grad((dense * weight).sum(), (q, k, v))
     for tile in (1, 3, 4, 16, 64):
-        tiled = attend(q, k, v, tiled_plan(queries, keys, window, documents, "cpu", tile))
+        tiled = attend(q, k, v, tiled_plan(queries, keys, window, documents, "cpu", dtype, tile))
         torch.testing.assert_close(tiled, dense, rtol=0, atol=1e-12)
         for got, want in zip(torch.autograd.grad((tiled * weight).sum(), (q, k, v)), expected, strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
@@ -70,6 +71,15 @@ def test_a_tile_reads_only_the_keys_of_its_window():
     for tile in tiled_plan(64, 64, 8, None, "cpu", tile=16).tiles:
         assert tile.last - tile.first <= 16 + 7
         assert tile.last == tile.stop
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_masks_of_one_document_are_one(window):
+    """Reading 640 positions holds one mask for a tile, not one for each: memory grows with the length, not its square."""
+    plan = tiled_plan(630, 640, window, None, "cpu", torch.float32, tile=64)
+    assert len(plan.tiles) == 10
+    storages = {tile.mask.untyped_storage().data_ptr(): tile.mask.untyped_storage().nbytes() for tile in plan.tiles}
+    assert list(storages.values()) == [4 * 64 * (640 if window is None else 64 + 39)]
 
 
 def test_no_query_is_left_without_a_key():

@@ -19,7 +19,8 @@ TILE = 256  # queries in a tile; measured best on CPU for windows of 128 to 2048
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries [start, stop) read keys [first, last); mask broadcasts to [B, 1, queries, keys], None = all of them."""
+    """Queries [start, stop) read keys [first, last). `mask` broadcasts to [B, 1, queries, keys]: True where one is read, or what is added
+    to its score (0 or -inf), in the dtype of queries; None = all are read."""
 
     start: int
     stop: int
@@ -51,31 +52,57 @@ def visible(query_slots: Tensor, key_slots: Tensor, window: int | None, document
     return allowed
 
 
-def dense_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: Any) -> Plan:
-    """One tile, the whole mask: the reference for the other two."""
+def dense_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: Any, dtype: Any = None) -> Plan:
+    """One tile, the whole mask, boolean in every dtype: the reference for the other two."""
     slots = torch.arange(keys, device=device)
     return Plan((Tile(0, queries, 0, keys, visible(slots[keys - queries :], slots, window, documents_BS)),))
 
 
-def tiled_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: Any, tile: int = TILE) -> Plan:
-    """Query tiles that read only the keys between their first query's window and their last query."""
-    tiles = []
+def tiled_plan(
+    queries: int,
+    keys: int,
+    window: int | None,
+    documents_BS: Tensor | None,
+    device: Any,
+    dtype: torch.dtype | None = None,
+    tile: int = TILE,
+) -> Plan:
+    """Query tiles that read only the keys between their first query's window and their last query.
+
+    dtype   of queries and keys: masks are then made ready to be added to scores, once for all layers, where the kernel would convert a
+            boolean one at every call, forward and backward. None = boolean masks
+    """
+    spans = []
     offset = keys - queries
-    slots = torch.arange(keys, device=device)
     for start in range(0, queries, tile):
         stop = min(start + tile, queries)
-        last = offset + stop
-        first = 0 if window is None else max(0, offset + start - window + 1)
-        if stop - start == 1 and documents_BS is None:
-            mask = None  # one query at the end of its own window sees everything in it
-        else:
-            mask = visible(slots[offset + start : last], slots[first:last], window, documents_BS)
-        tiles.append(Tile(start, stop, first, last, mask))
+        spans.append((start, stop, 0 if window is None else max(0, offset + start - window + 1), offset + stop))
+    if documents_BS is None:
+        return Plan(tuple(Tile(*span, mask) for span, mask in zip(spans, _masks(spans, window, device, dtype), strict=True)))
+    slots = torch.arange(keys, device=device)
+    tiles = []
+    for start, stop, first, last in spans:
+        mask = visible(slots[offset + start : offset + stop], slots[first:last], window, documents_BS)
+        tiles.append(Tile(start, stop, first, last, _addend(mask, dtype)))
     return Plan(tuple(tiles))
 
 
-def flex_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: Any) -> Plan:
-    """A block mask for flex_attention."""
+def _masks(spans: list[tuple[int, int, int, int]], window: int | None, device: Any, dtype: torch.dtype | None) -> list[Tensor | None]:
+    """The masks of tiles in one document: who is read depends on distance alone, so all are the bottom right corner of the largest."""
+    most, widest = max(stop - start for start, stop, _, _ in spans), max(last - first for _, _, first, last in spans)
+    if most == 1:
+        return [None] * len(spans)  # one query at the end of its own window sees everything in it
+    slots = torch.arange(widest, device=device)
+    largest = _addend(visible(slots[widest - most :], slots, window, None), dtype)
+    return [largest[most - (stop - start) :, widest - (last - first) :] for start, stop, first, last in spans]
+
+
+def _addend(mask: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return mask if dtype is None else torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def flex_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: Any, dtype: Any = None) -> Plan:
+    """A block mask for flex_attention, of any dtype."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     offset = keys - queries
@@ -93,11 +120,13 @@ def flex_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor 
     return Plan(block_mask=create_block_mask(allowed, batch, None, queries, keys, device=device))
 
 
-def make_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: torch.device) -> Plan:
-    """The fast plan for this device. `documents_BS` covers the keys; None = one document, no padding."""
+def make_plan(
+    queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: torch.device, dtype: torch.dtype | None = None
+) -> Plan:
+    """The fast plan for this device. `documents_BS` covers the keys; None = one document, no padding. `dtype` is that of the queries."""
     if device.type == "cuda" and queries > 1:
         return flex_plan(queries, keys, window, documents_BS, device)
-    return tiled_plan(queries, keys, window, documents_BS, device)
+    return tiled_plan(queries, keys, window, documents_BS, device, dtype)
 
 
 def attend(query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, plan: Plan) -> Tensor:

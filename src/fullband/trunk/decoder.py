@@ -162,7 +162,8 @@ class Decoder(nn.Module):
         past_length = cache.length if cache else 0
         if positions_BT is None:
             positions_BT = torch.arange(past_length, past_length + length, device=device)[None]
-        cos, sin = rotary(positions_BT, self.config, _compute_dtype(inputs_BTD))
+        dtype = _compute_dtype(inputs_BTD)
+        cos, sin = rotary(positions_BT, self.config, dtype)
         documents = extend_documents(cache, documents_BT, batch, length, device)
         plans: dict[tuple[int, int | None], Plan] = {}
         kept: list[Slots] = []
@@ -173,7 +174,7 @@ class Decoder(nn.Module):
             keys = length + _reachable(past, window)
             if (keys, window) not in plans:
                 key_documents = None if documents is None else documents.tensor[:, documents.tensor.shape[1] - keys :]
-                plans[keys, window] = self.plan(length, keys, window, key_documents, device)
+                plans[keys, window] = self.plan(length, keys, window, key_documents, device, dtype)
             x, extended = self._run(block, x, cos, sin, past, keys, plans[keys, window], keep)
             streams = [*streams, x] if self.fed_back else [x]
             if extended is not None:
