@@ -9,9 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from fullband.decode import generate
-from fullband.evaluate.harness.scoring import MOST_SOFT_PASSES, Continuation, Reading, score_continuations
+from fullband.evaluate.harness import rows
+from fullband.evaluate.harness.rows import group_rows, rows_of
+from fullband.evaluate.harness.scoring import Continuation, score_continuations
+from fullband.evaluate.harness.states import MOST_SOFT_PASSES, Reading
 from fullband.feedback.passes import read
 from fullband.model import FullBandModel
+from hf.models import FAMILIES, shared
 
 READINGS: tuple[Reading, ...] = (0, 1, 2, 3, "exact", "converged", "soft")
 
@@ -53,6 +57,100 @@ def test_scores_equal_the_slow_reading(isometric_model: Callable[..., FullBandMo
     assert len(differing) == len(asked) - sum(len(r.context) + len(r.tokens) == 2 for r in asked)
 
 
+def questions() -> list[Continuation]:
+    """What shares a beginning: choices of a question, one of them long; contexts that differ in an option and go on alike; questions behind
+    common examples, of which one is a choice's only one; and a question at the model's limit of 64. Beginnings differ in length."""
+    generator = torch.Generator().manual_seed(5)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(23, (count,), generator=generator).tolist())
+
+    question, sentence, examples, limit = ids(40), ids(30), ids(44), ids(60)
+    return [
+        *(Continuation(question, ids(n)) for n in (1, 3, 3, MOST_SOFT_PASSES + 4)),
+        *(Continuation((*sentence, *option, 1, 2), (3, 4, 5)) for option in ((6, 7), (8,), (9, 9, 9))),
+        *(Continuation((*examples, *ids(n)), ids(2)) for n in (5, 9, 2)),
+        *(Continuation(limit, ids(4)) for _ in range(3)),
+        Continuation((7,), (8, 9)),
+    ]
+
+
+@pytest.mark.parametrize("batch_rows", [2, 3, 8, 32])
+def test_a_common_beginning_is_read_once_and_changes_nothing(
+    isometric_model: Callable[..., FullBandModel], batch_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "LEAST_SAVED", 1)
+    model, asked = isometric_model(), questions()
+    groups, _ = group_rows(rows_of([(request.context + request.tokens[:-1], len(request.context)) for request in asked]), batch_rows)
+    assert len(groups) >= 4 and len({group.shared for group in groups}) >= 4, groups
+    found = score_continuations(model, asked, READINGS, batch_rows)
+    for request, scores in zip(asked, found, strict=True):
+        for reading in READINGS:
+            tolerance = 0.05 if reading == "converged" else 1e-9
+            assert scores[reading].log_likelihood == pytest.approx(reference(model, request, reading), abs=tolerance), (request, reading)
+
+
+@pytest.mark.parametrize("reading", ["soft", "exact", 2])
+def test_one_reading_alone_shares_beginnings_too(isometric_model: Callable[..., FullBandModel], reading: Reading) -> None:
+    model, asked = isometric_model(), questions()
+    for request, scores in zip(asked, score_continuations(model, asked, [reading]), strict=True):
+        assert scores[reading].log_likelihood == pytest.approx(reference(model, request, reading), abs=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_beginnings_are_shared_on_every_kind_of_trunk(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full attention, sliding windows, recurrent layers; padded beginnings."""
+    monkeypatch.setattr(rows, "LEAST_SAVED", 1)
+    model = shared(family)
+    begin = [tuple(range(2, 2 + n)) for n in (9, 6)]
+    asked = [Continuation(beginning, tokens) for beginning in begin for tokens in ((1, 2), (3, 1, 4, 1), (5, 5, 2))]
+    made = rows_of([(request.context + request.tokens[:-1], len(request.context)) for request in asked])
+    assert [(group.shared, len(group.rows)) for group in group_rows(made, 3)[0]] == [(5, 3), (8, 3)]
+    wanted: list[Reading] = [0, 2, "soft"]
+    together, alone = (score_continuations(model, asked, wanted, batch_rows) for batch_rows in (6, 1))
+    for one, other in zip(together, alone, strict=True):
+        for reading in wanted:
+            assert one[reading].log_likelihood == pytest.approx(other[reading].log_likelihood, abs=1e-5), reading
+
+
+def test_fewer_positions_are_read(isometric_model: Callable[..., FullBandModel]) -> None:
+    model = isometric_model()
+    read_ = {1: 0, 8: 0}
+    for batch_rows in read_:
+
+        def count(trunk: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: object, batch_rows: int = batch_rows) -> None:
+            read_[batch_rows] += inputs[0].shape[0] * inputs[0].shape[1]
+
+        with_hook = model.trunk.register_forward_hook(count)
+        score_continuations(model, [Continuation(tuple(range(20)) * 2, (token, 1, 2)) for token in range(4)], [0, 1], batch_rows)
+        with_hook.remove()
+    assert read_ == {1: 2 * 4 * 42, 8: 2 * (39 + 4 * 3)}
+
+
+def test_groups_are_a_partition_that_saves_positions() -> None:
+    generator = torch.Generator().manual_seed(1)
+    beginnings = [tuple(torch.randint(3, (n,), generator=generator).tolist()) for n in (80, 70, 30, 3)]
+    made = rows_of(
+        [
+            ((*beginning, *torch.randint(3, (n,), generator=generator).tolist()), len(beginning) + n - 2)
+            for beginning in beginnings
+            for n in (2, 3, 5, 8, 13)
+        ]
+    )
+    for most in (1, 2, 4, 100):
+        groups, alone = group_rows(made, most)
+        assert sorted(id(row) for row in [*alone, *(row for group in groups for row in group.rows)]) == sorted(map(id, made))
+        for group in groups:
+            assert 2 <= len(group.rows) <= most and group.saved >= rows.LEAST_SAVED
+            assert len({row.inputs[: group.shared] for row in group.rows}) == 1
+            assert all(0 < group.shared < row.start for row in group.rows)
+        assert (not groups) == (most == 1)
+        batches = list(rows.batches_of_groups(groups, most))
+        assert all(sum(len(group.rows) for group in batch) <= most for batch in batches)
+        assert sum(len(batch) for batch in batches) == len(groups)
+
+
 def test_long_continuations_in_soft_are_read_position_by_position(isometric_model: Callable[..., FullBandModel]) -> None:
     model = isometric_model()
     request = Continuation((1, 2, 3), tuple(i % 23 for i in range(MOST_SOFT_PASSES + 9)))
@@ -83,16 +181,16 @@ def test_what_does_not_fit_loses_its_beginning(isometric_model: Callable[..., Fu
 
 def test_shared_inputs_are_read_once(isometric_model: Callable[..., FullBandModel]) -> None:
     model = isometric_model()
-    rows = 0
+    count_ = 0
 
     def count(trunk: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: object) -> None:
-        nonlocal rows
-        rows += inputs[0].shape[0]
+        nonlocal count_
+        count_ += inputs[0].shape[0]
 
     with_hook = model.trunk.register_forward_hook(count)
     score_continuations(model, [Continuation((1, 2, 3), (token,)) for token in range(5)], [0])
     with_hook.remove()
-    assert rows == 1
+    assert count_ == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullband.evaluate.harness.model import FullBandLM
-from fullband.evaluate.harness.scoring import Reading
+from fullband.evaluate.harness.states import Reading
 from fullband.evaluate.harness.tasks import FEW_SHOT_SEED, Benchmark, first_line
 
 PREFERRED = ("acc_norm", "acc", "exact_match")  # the metric a table shows: length-normalised accuracy where the task has it

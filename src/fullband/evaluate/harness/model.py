@@ -16,7 +16,8 @@ from tqdm import tqdm
 from fullband.config import FeedbackPasses
 from fullband.data.chat_template import Message
 from fullband.decode import generate_texts, resolve_mode
-from fullband.evaluate.harness.scoring import Continuation, Reading, Score, score_continuations
+from fullband.evaluate.harness.scoring import Continuation, Score, score_continuations
+from fullband.evaluate.harness.states import Reading
 from fullband.evaluate.harness.tasks import first_line
 from fullband.evaluate.harness.text import HarnessText
 from fullband.evaluate.journal import Journal
