@@ -1,10 +1,10 @@
 """Standard mode against lm-eval's own Hugging Face model: every log-likelihood and every greedy answer, on the first documents of a task,
-and the same model in batches of 1 and of 8.
+and the same model row by row and in batches of 8, where what rows begin with alike is read once.
 
     python -m benchmarks.harness_parity SOURCE CONVERTED --data-dir DATA --documents 2 --output results/evaluate/parity.json
 
 SOURCE is a Hugging Face checkpoint, CONVERTED what `fullband convert` made of it. Tasks run one after the other, and each is written when
-it is done; tasks that the output has already with as many documents are not run again.
+it is done; comparisons that the output has already with as many documents are not run again.
 """
 
 from __future__ import annotations
@@ -86,16 +86,17 @@ def main() -> None:
         before = json.loads(arguments.output.read_text(encoding="utf-8"))
         rows = before["tasks"] if {key: before.get(key) for key in about} == about else []
     for name in arguments.tasks.split(","):
-        if any(row["task"] == name for row in rows):
-            continue
         generates = name == "gsm8k"
         [benchmark] = load_benchmarks([name], None if generates else 5, arguments.data_dir)
-        row = compare(ours, theirs, benchmark, min(arguments.documents, 20) if generates else arguments.documents)
-        if not generates:
+        row = next((row for row in rows if row["task"] == name), None)
+        if row is None:
+            row = compare(ours, theirs, benchmark, min(arguments.documents, 20) if generates else arguments.documents)
+            rows.append(row)
+            write_json(arguments.output, about | {"tasks": rows})
+        if not generates and "batches" not in row:
             row["batches"] = compare_batches(ours, benchmark, min(arguments.documents, 8))
-        rows.append(row)
+            write_json(arguments.output, about | {"tasks": rows})
         print(row, flush=True)
-        write_json(arguments.output, about | {"tasks": rows})
 
 
 if __name__ == "__main__":

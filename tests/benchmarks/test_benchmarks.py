@@ -5,7 +5,7 @@ import json
 import pytest
 from benchmarks.side_by_side import Timings
 
-from benchmarks import attention, head, multipass, train
+from benchmarks import attention, choices, head, multipass, train
 
 FEW = ["--rounds", "1"]
 RATIOS = {"one_pass_seconds", "reuse_two_pass", "naive_two_pass", "reuse_three_pass", "naive_three_pass", "extra_cost_left", "peak_memory"}
@@ -55,12 +55,20 @@ def test_attention(tmp_path):
     assert result["windows"].keys() == {"16", "64"} and result["windows"]["16"]["fastest_tile"] in (16, 32)
 
 
+def test_choices(tmp_path):
+    arguments = ["--preset", "tiny", "--context", "40", "--questions", "2", "--ending", "4"]
+    result = written(tmp_path, choices.main, arguments)
+    assert result["questions"].keys() == {"40 tokens, 0 passes", "40 tokens, 1 passes", "40 tokens, Soft"}
+    for measured in result["questions"].values():
+        assert measured["positions_ratio"] < 0.6 and measured["largest_difference"] < 1e-3
+
+
 def test_ratio_is_of_minima():
     timings = Timings({"a": [2.0, 6.0], "b": [1.0, 2.0]})
     assert timings.ratio("a", "b") == 2 and timings.spread("a", "b")[1] == 2.5
 
 
-@pytest.mark.parametrize("benchmark", [attention, head, multipass, train])
+@pytest.mark.parametrize("benchmark", [attention, choices, head, multipass, train])
 def test_help_teaches(benchmark, capsys):
     with pytest.raises(SystemExit) as stop:
         benchmark.main(["--help"])
