@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 
 from experiments.grids import GRID
 from fullband.evaluate.statistics import mean_estimate
 from fullband.experiments.config import Experiment
 from fullband.experiments.report import readme
 from fullband.experiments.summary import STUDENT, half_width, shows, summarise
-from fullband.plots.experiment import look
+from fullband.plots.experiment import look, plot_experiment
 from fullband.strict import parse
 
 TOY = parse(Experiment, GRID, "toy")
@@ -94,4 +96,29 @@ def test_every_reading_has_a_look_of_its_own() -> None:
     readings = ["standard", *(f"fused-{passes}" for passes in (0, 1, 2, 4, 8, 16, 32, 95)), "exact", "exact, zeroed", "exact, shuffled"]
     looks = [look(reading) for reading in readings]
     assert len(set(looks)) == len(looks)
-    assert [look(prefill)[0] for prefill in ("1", "full")] == [look("fused-1")[0], look("exact")[0]]
+    prefills = [look(prefill, "probe") for prefill in ("standard", "1", "2", "4", "full")]
+    assert len(set(prefills)) == 5 and prefills[-1][0] == look("exact")[0]
+
+
+def test_seconds_are_of_runs_in_one_sitting() -> None:
+    found = grid([0.3, 0.6, 0.9], [0.2, 0.51, 0.79])
+    found[0]["training"] |= {"resumed": True, "seconds": 1}
+    spent = summarise(TOY, found)["cells"][0]["spent"]
+    assert (spent["seconds"], spent["steps"]) == (101.5, 101)
+    for result in found:
+        result["training"] |= {"resumed": True}
+    assert summarise(TOY, found)["cells"][0]["spent"]["seconds"] == pytest.approx((1 + 101 + 102) / 3)
+
+
+def test_probes_are_reported_by_prefill(tmp_path: Path) -> None:
+    probes = parse(Experiment, GRID | {"cells": [{"name": "fed"}], "comparisons": [], "measure": {"kind": "probe"}}, "toy")
+    columns = {f"setting {n}": 0.5 for n in range(8)}
+    found = summarise(probes, [result("fed", 0, {}) | {"values": {name: columns for name in ("standard", "1", "full")}}])
+    text = readme(found | {"command": "fullband experiment toy"})
+    assert "| fed | standard prefill | 1 (0) |" in text and "| fed | recurrent, 1 step |" in text and "| fed | full recurrence |" in text
+    paths = [tmp_path / "summary.svg", tmp_path / "summary.png"]
+    plot_experiment(found, paths)
+    drawn = paths[0].read_text(encoding="utf-8")
+    assert all(words in drawn for words in ("setting 7", "standard prefill", "recurrent, 1 step", "full recurrence"))
+    height, width, _ = imread(paths[1]).shape
+    assert width < 5 * height  # two lines of four

@@ -178,16 +178,17 @@ def print_result(console: Console, found: dict[str, Any], folder: Path) -> None:
     from fullband.cli.tables import print_table, table
     from fullband.experiments.report import cell_of, reading_words, seeds_of, unit
 
+    words = partial(reading_words, kind=found["measure"]["kind"])
     columns = list(found["rows"][0]["columns"])
     made = table(["cell", "read", "n (seeds)", *columns], words=2)
     for row in found["rows"]:
         cells = [cell_of(row["columns"][column]) for column in columns]
-        made.add_row(row["cell"], reading_words(row["reading"]), seeds_of(found, row["cell"]), *cells)
+        made.add_row(row["cell"], words(row["reading"]), seeds_of(found, row["cell"]), *cells)
     smoke = "Smoke test (fewer than three seeds, no claim): " if found["smoke_test"] else ""
     print_table(console, f"{smoke}{found['title']}", made, f"{unit(found)}; mean ± half of the 95% interval over seeds.")
     for compared in found["comparisons"]:
         of = ", ".join(f"{column}: {v['mean']:+.3f} ± {v['half_width']:.3f} ({v['shows']})" for column, v in compared["columns"].items())
-        ours, theirs = (f"{compared[a]}, {reading_words(compared[b])}" for a, b in (("cell", "reading"), ("to", "to_reading")))
+        ours, theirs = (f"{compared[a]}, {words(compared[b])}" for a, b in (("cell", "reading"), ("to", "to_reading")))
         console.print(f"{ours} minus {theirs}: {of}", soft_wrap=True)
     if found["unfinished"]:
         console.print(f"not run: {'; '.join(found['unfinished'])}", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fullband.experiments.run import finished_results, logs_of
 from fullband.experiments.summary import summarise
 from fullband.files import write_bytes, write_json
 from fullband.plots.experiment import plot_experiment
+from fullband.plots.probe import LABELS
 from fullband.plots.style import reading_label
 
 RESULTS = Path("results")
@@ -70,18 +72,21 @@ def unit(found: Mapping[str, Any]) -> str:
 
 
 def _numbers(found: Mapping[str, Any]) -> list[str]:
+    words = partial(reading_words, kind=found["measure"]["kind"])
     columns = list(found["rows"][0]["columns"])
     headings = [f"position {column}" if found["measure"]["kind"] == "positions" else column for column in columns]
     rows = [
-        [row["cell"], reading_words(row["reading"]), seeds_of(found, row["cell"]), *(cell_of(row["columns"][column]) for column in columns)]
+        [row["cell"], words(row["reading"]), seeds_of(found, row["cell"]), *(cell_of(row["columns"][column]) for column in columns)]
         for row in found["rows"]
     ]
     about = f"{unit(found)}; mean ± half of the 95% interval over seeds (Student's t)."
     return [about, "", *_table(["cell", "read", "n (seeds)", *headings], rows)]
 
 
-def reading_words(reading: str) -> str:
-    """ "fused-4" is "4 passes": the cell's name says of what."""
+def reading_words(reading: str, kind: str) -> str:
+    """ "fused-4" is "4 passes": the cell's name says of what. Probes have ways of prefilling."""
+    if kind == "probe":
+        return LABELS[reading]
     name, comma, control = reading.partition(", ")
     return ("plain" if name in ("standard", "fused-0") else reading_label(name).removeprefix("full-band, ")) + comma + control
 
@@ -89,10 +94,11 @@ def reading_words(reading: str) -> str:
 def _comparisons(found: Mapping[str, Any]) -> list[str]:
     if not found["comparisons"]:
         return []
+    words = partial(reading_words, kind=found["measure"]["kind"])
     rows = [
         [
-            f"{c['cell']}, {reading_words(c['reading'])}",
-            f"{c['to']}, {reading_words(c['to_reading'])}",
+            f"{c['cell']}, {words(c['reading'])}",
+            f"{c['to']}, {words(c['to_reading'])}",
             f"{c['n']} ({', '.join(map(str, c['seeds']))})",
             column,
             f"{value['mean']:+.3f} ± {value['half_width']:.3f}",
@@ -146,7 +152,9 @@ def _compute(found: Mapping[str, Any]) -> list[str]:
         f"{h['device']} on {h['machine']}, {h['cores']} cores, {h['threads']} thread(s), torch {h['versions']['torch']}"
         for h in found["hardware"]
     )
-    resumed = " Some runs were resumed: their seconds are those of the last sitting." if any(c["resumed"] for c in found["cells"]) else ""
+    resumed = ""
+    if any(c["resumed"] for c in found["cells"]):
+        resumed = " Seconds are means over the runs that were not resumed, where there is one; else they are those of the last sitting."
     return [
         "## Compute spent, a seed (mean)",
         "",

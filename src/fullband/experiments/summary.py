@@ -11,6 +11,7 @@ from fullband.experiments.config import Experiment
 
 ENOUGH = 3  # seeds that a claim needs
 SPENT = ("steps", "tokens", "token_equivalent", "executed_positions", "executed_flops", "seconds", "processor_seconds")
+SECONDS = ("seconds", "processor_seconds")
 MILESTONES = ("switch_on_shock", "crossover_step")
 # 97.5% quantiles of Student's t for 1 … 30 degrees of freedom; beyond, the normal's.
 STUDENT = [
@@ -72,11 +73,17 @@ def _cell(experiment: Experiment, name: str, found: Sequence[Mapping[str, Any]])
         "set": cell.set,
         "equal": cell.equal.model_dump() if cell.equal else None,
         "seeds": [result["seed"] for result in found],
-        "spent": {key: math.fsum(run[key] for run in training) / len(training) for key in SPENT},
+        "spent": {key: _spent(training, key) for key in SPENT},
         "resumed": any(run["resumed"] for run in training),
         "verdicts": [result["verdict"] for result in found],
         **reached,
     }
+
+
+def _spent(training: Sequence[Mapping[str, Any]], key: str) -> float:
+    """The mean over seeds; of seconds, which a resumed run counts from there on, over those that ran in one sitting if there are any."""
+    whole = [run for run in training if not run["resumed"]] if key in SECONDS else []
+    return math.fsum(run[key] for run in whole or training) / len(whole or training)
 
 
 def _rows(cell: str, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

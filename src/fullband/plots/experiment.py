@@ -7,13 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fullband.plots import probe
 from fullband.plots.style import LIGHT, colour_key, figure, reading_label
 
 MARKERS = {"standard": "s", "exact": "D"}  # feedback passes are circles, and triangles where they are too many for a blue of their own
 DEEP = {17: "^", 64: "v"}  # from so many passes on
 CONTROL = {"zeroed": "x", "shuffled": "+", "constant-gate": "1"}
 AXES = {"positions": "share of right answers", "settling": "held-out loss, nats a token", "probe": "probe accuracy at depth 0"}
-PROBE_KEYS = {"1": "fused-1", "2": "fused-4", "4": "fused-16", "full": "exact"}  # as in Fig. 7
+ACROSS = 5  # panels side by side, at most
 
 
 def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
@@ -23,21 +24,26 @@ def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
     columns = list(rows[0]["columns"])
     places = _places(rows)
     deepest = places[-1] + 1
-    with figure(paths, width=3.0 + 3.4 * len(columns), height=1.9 + 0.2 * deepest, columns=len(columns)) as (drawing, panels):
-        axes_of = [panels] if len(columns) == 1 else panels[0]
-        for axes, column in zip(axes_of, columns, strict=True):
+    lines = -(-len(columns) // ACROSS)
+    across = -(-len(columns) // lines)
+    size = {"width": 3.0 + 3.4 * across, "height": 0.7 + (1.2 + 0.2 * deepest) * lines}
+    with figure(paths, **size, rows=lines, columns=across) as (drawing, panels):
+        axes_of = [panels] if len(columns) == 1 else list(panels.flat)
+        for axes in axes_of[len(columns) :]:
+            axes.set_visible(False)
+        for number, (axes, column) in enumerate(zip(axes_of, columns, strict=False)):
             for row, place in zip(rows, places, strict=True):
-                _point(axes, row["reading"], row["columns"][column], place)
+                _point(axes, look(row["reading"], kind), row["columns"][column], place)
             middles = {cell: _middle(rows, places, cell) for cell in dict.fromkeys(row["cell"] for row in rows)}
-            axes.set_yticks(list(middles.values()), list(middles) if axes is axes_of[0] else [""] * len(middles))
+            axes.set_yticks(list(middles.values()), [""] * len(middles) if number % across else list(middles))
             axes.set_ylim(deepest, -1)
             axes.tick_params(axis="y", length=0)
             axes.grid(False, axis="y")
             axes.set(xlabel=AXES[kind], title=f"position {column}" if kind == "positions" else column)
             if kind != "settling":
                 axes.set_xlim(-0.03, 1.03)
-        handles = [_handle(reading) for reading in readings]
-        drawing.legend(handles=handles, loc="outside lower center", ncols=min(4, 2 * len(columns), len(readings)), fontsize=9)
+        handles = [_handle(reading, kind) for reading in readings]
+        drawing.legend(handles=handles, loc="outside lower center", ncols=min(5, 2 * len(columns), len(readings)), fontsize=9)
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -53,16 +59,18 @@ def _middle(rows: Sequence[Mapping[str, Any]], places: Sequence[float], cell: st
     return (own[0] + own[-1]) / 2
 
 
-def look(reading: str) -> tuple[str, str]:
-    """(colour, marker) of a reading: controls keep the colour of the reading they take something from."""
+def look(reading: str, kind: str = "positions") -> tuple[str, str]:
+    """(colour, marker) of a reading: controls keep the colour of the reading they take something from. Prefills look as in Fig. 7."""
+    if kind == "probe":
+        return LIGHT[probe.KEYS[reading]], probe.MARKERS[reading]
     name, _, control = reading.partition(", ")
     passes = name.removeprefix("fused-")
     marker = [mark for depth, mark in DEEP.items() if passes.isdecimal() and depth <= int(passes)][-1:] or [MARKERS.get(name, "o")]
-    return LIGHT[colour_key(PROBE_KEYS.get(name, name))], CONTROL.get(control) or marker[0]
+    return LIGHT[colour_key(name)], CONTROL.get(control) or marker[0]
 
 
-def _point(axes: Any, reading: str, value: Mapping[str, Any], place: float) -> None:
-    colour, marker = look(reading)
+def _point(axes: Any, looks: tuple[str, str], value: Mapping[str, Any], place: float) -> None:
+    colour, marker = looks
     axes.errorbar(
         [value["mean"]],
         [place],
@@ -78,10 +86,10 @@ def _point(axes: Any, reading: str, value: Mapping[str, Any], place: float) -> N
         axes.scatter(value["by_seed"], [place] * len(value["by_seed"]), s=9, color=colour, alpha=0.45, linewidths=0)
 
 
-def _handle(reading: str) -> Any:
+def _handle(reading: str, kind: str) -> Any:
     from matplotlib.lines import Line2D
 
-    colour, marker = look(reading)
+    colour, marker = look(reading, kind)
     name, comma, control = reading.partition(", ")
-    words = {"1": "recurrent, 1 step", "2": "recurrent, 2 steps", "4": "recurrent, 4 steps", "full": "full recurrence"}.get(name)
-    return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=6.5, label=(words or reading_label(name)) + comma + control)
+    words = probe.LABELS[name] if kind == "probe" else reading_label(name) + comma + control
+    return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=6.5, label=words)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullband.config import FeedbackPasses
-from fullband.decode.prefill import Lane, chunk_passes, prefill_aligned
+from fullband.decode.prefill import Lane, prefill_aligned
 from fullband.decode.prompts import AlignedPrompts, align_prompts
 from fullband.evaluate.harness.rows import Group, Row
 from fullband.feedback.converged import read_converged
@@ -62,24 +62,19 @@ def read_shared(model: FeedbackModel, groups: Sequence[Group], readings: Sequenc
     beginnings = align_prompts(model.trunk, [group.rows[0].inputs[: group.shared] for group in groups])
     endings = _Endings.of(model, groups, beginnings)
     deepest = max(_deepest(readings), 0 if "soft" in readings else -1)
-    if deepest >= 0:
-        lanes, _ = chunk_passes(
-            model,
-            [Lane()] * (deepest + 1),
-            model.trunk.embed(beginnings.tokens_BT),
-            beginnings.positions_BT,
-            beginnings.documents_BT,
-            "window",
-            more=True,
-        )
-        for passes, states_BTD in _endings_by_passes(model, endings, lanes[: _deepest(readings) + 1]):
-            if passes in readings:
-                yield passes, states_BTD
-        if "soft" in readings:
-            yield "soft", _endings_soft(model, endings, lanes[0])
+    states_BTD = boundary_BD = None
+    for passes, lane in zip(range(deepest + 1), _by_passes(model, beginnings), strict=False):
+        # Pass k goes on from what pass k left behind the beginning, and is fed what pass k - 1 left; no older cache is needed.
+        behind = endings.behind(lane)
+        states_BTD = _one_pass(model, endings, behind.cache, states_BTD, boundary_BD)
+        boundary_BD = behind.boundary_BD
+        if passes in readings:
+            yield passes, states_BTD
+        if passes == 0 and "soft" in readings:
+            yield "soft", _endings_soft(model, endings, behind, states_BTD)
     if "exact" in readings:
         state = prefill_aligned(model, beginnings, "exact")
-        yield "exact", _endings_exact(model, endings, Lane(state.cache, state.top_BD))
+        yield "exact", _endings_exact(model, endings, endings.behind(Lane(state.cache, state.top_BD)))
 
 
 @dataclass(frozen=True)
@@ -128,21 +123,20 @@ class _Endings:
         return Lane(lane.cache.select(self.group_B), lane.boundary_BD[self.group_B])
 
 
-def _endings_by_passes(model: FeedbackModel, endings: _Endings, lanes: Sequence[Lane]) -> Iterator[tuple[int, Tensor]]:
-    """States after each feedback pass; pass k goes on from what pass k left, and is fed what pass k - 1 left."""
-    states_BTD = boundary_BD = None
-    for passes, lane in enumerate(lanes):
-        behind = endings.behind(lane)
-        states_BTD = _one_pass(model, endings, behind.cache, states_BTD, boundary_BD)
-        boundary_BD = behind.boundary_BD
-        yield passes, states_BTD
+def _by_passes(model: FeedbackModel, beginnings: AlignedPrompts) -> Iterator[Lane]:
+    """What pass 0 (plain), 1, 2, … leaves behind the beginnings, without end, in constant memory."""
+    embeddings_BTD = model.trunk.embed(beginnings.tokens_BT)
+    positions_BT, documents_BT = beginnings.positions_BT, beginnings.documents_BT
+    states_BTD, cache = model.trunk(embeddings_BTD, positions_BT, documents_BT, keep="window")
+    while True:
+        yield Lane(cache, states_BTD[:, -1])
+        states_BTD, cache = fused_pass(model, embeddings_BTD, states_BTD, None, positions_BT, documents_BT, keep="window")
 
 
-def _endings_soft(model: FeedbackModel, endings: _Endings, lane: Lane) -> Tensor:
+def _endings_soft(model: FeedbackModel, endings: _Endings, behind: Lane, states_BTD: Tensor) -> Tensor:
+    """Fused passes over plain `states_BTD`, as many as make every position exact (law 2)."""
     if endings.fused > MOST_SOFT_PASSES:
-        return _endings_exact(model, endings, lane, endings.plain_BT)
-    behind = endings.behind(lane)
-    states_BTD = _one_pass(model, endings, behind.cache, None, None)
+        return _endings_exact(model, endings, behind, endings.plain_BT)
     for _ in range(endings.fused):
         states_BTD = _one_pass(model, endings, behind.cache, states_BTD, behind.boundary_BD, endings.plain_BT)
     return states_BTD
@@ -163,9 +157,8 @@ def _one_pass(
     return fused_pass(model, embeddings_BTD, states_BTD, boundary_BD, positions_BT, documents_BT, cache, plain_BT=plain_BT)[0]
 
 
-def _endings_exact(model: FeedbackModel, endings: _Endings, lane: Lane, plain_BT: Tensor | None = None) -> Tensor:
+def _endings_exact(model: FeedbackModel, endings: _Endings, behind: Lane, plain_BT: Tensor | None = None) -> Tensor:
     """Position by position."""
-    behind = endings.behind(lane)
     cache, boundary_BD = behind.cache, behind.boundary_BD
     states = []
     for t in range(endings.embeddings_BTD.shape[1]):
