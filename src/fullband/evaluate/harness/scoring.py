@@ -75,6 +75,8 @@ def score_continuations(
         if done is not None:
             done(places, [scores[place] for place in places])
 
+    if not requests:
+        return scores
     shared, unshared = shareable(model, readings)
     rows = rows_of([_inputs(request, limit) for request in requests])
     groups, alone = group_rows(rows, batch_rows) if shared else ([], rows)
@@ -100,5 +102,5 @@ def _score(states_ND: Tensor, head_weight_VD: Tensor, tokens: tuple[int, ...]) -
     logits_NV = F.linear(states_ND, head_weight_VD)
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     targets_N = torch.tensor(tokens, device=logits_NV.device)
-    log_likelihood = F.log_softmax(logits_NV, dim=-1).gather(1, targets_N[:, None]).sum()
+    log_likelihood = F.log_softmax(logits_NV, dim=-1).gather(1, targets_N[:, None]).double().sum()  # float32 steps by 1e-4 from 1,024 on
     return Score(float(log_likelihood), bool((logits_NV.argmax(dim=-1) == targets_N).all()))
