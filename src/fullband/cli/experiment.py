@@ -25,7 +25,7 @@ EXAMPLES = """Examples:
   fullband experiment s3 --seeds 0 --cells fullband,standard-compute
   fullband experiment s3 --report                  write results/s3 from the jobs that are finished
 
-
+\b
   Two jobs at a time, each on one core (add a line for each further core):
     OMP_NUM_THREADS=1 fullband experiment s3 &
     OMP_NUM_THREADS=1 fullband experiment s3
