@@ -54,6 +54,17 @@ def test_conversations_that_do_not_fit_are_left_out() -> None:
     assert encoder().answers([{"role": "assistant", "content": "hello"}, *turns("hi", "yes")])[0].prompt > 8  # an opening has no prompt
 
 
+def test_answers_that_rows_cannot_hold_are_counted(chat_file: Path) -> None:
+    assert loader_of(chat_file, length=512).notices() == []
+    held_out = chat_file.with_name("held-out.jsonl")
+    held_out.write_text(chat_file.read_text())
+    loader = loader_of(chat_file, length=30, validation_fraction=0.0, validation_paths=[str(held_out)])
+    lengths = [len(answer) for line in chat_file.read_text().splitlines() for answer in encoder().answers(json.loads(line)["messages"])]
+    (notice,) = loader.notices()
+    assert notice.startswith(f"{sum(n > 30 for n in lengths)} of {len(lengths)} answers in the first 40 conversations are left out")
+    assert notice.endswith(f"the longest takes {max(lengths)}")
+
+
 def test_a_template_that_rewrites_its_prompt_is_refused() -> None:
     thinking = ChatTemplate(PLAIN.source.replace("}a:{%", "}a:<think>{%"))
     with pytest.raises(ValueError, match="does not put an answer behind its own generation prompt"):

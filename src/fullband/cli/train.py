@@ -84,6 +84,7 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
     return {
         "device": str(device),
         "data": loader.fingerprint(),
+        "notices": loader.notices(),
         "groups": describe_groups(parameter_groups(model, optim.kind), optim),
         "model": described,
         "run": describe_run(recipe, trunk, feedback_of(recipe, model)),
@@ -104,6 +105,8 @@ def print_plan(console: Any, name: str, plan: dict[str, Any]) -> None:
         )
     console.print(f"Parameter groups\n\n{plan['groups']}\n")
     tables.print_run(console, plan["run"])
+    for notice in plan["notices"]:
+        console.print(f"note: {notice}", soft_wrap=True)
     console.print(
         f"data: {', '.join(plan['data'].values())}\nrun folder: {plan['run']['folder']}, device: {plan['device']}; nothing was written"
     )

@@ -130,7 +130,14 @@ class ChatEncoder:
         return [self.answers(json.loads(text)) for text in texts]
 
     def answers(self, messages: Sequence[Message]) -> list[Answer]:
-        """Those of all the assistant's turns. Raises ValueError if the template refuses the conversation or rewrites a prompt."""
+        """Those of all the assistant's turns that fit a row. Raises ValueError as `all_answers`."""
+        return [answer for answer in self.all_answers(messages) if self.fits(answer)]
+
+    def fits(self, answer: Answer) -> bool:
+        return len(answer) <= self.length
+
+    def all_answers(self, messages: Sequence[Message]) -> list[Answer]:
+        """Those of any length. Raises ValueError if the template refuses the conversation or rewrites a prompt."""
         found = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant" or number == 0:
@@ -142,7 +149,7 @@ class ChatEncoder:
                     "the chat template does not put an answer behind its own generation prompt; name another (data.source.template)"
                 )
             prompt_ids, answer_ids = self.tokenizer.encode(prompt), self._ended(self.tokenizer.encode(whole[len(prompt) :]))
-            if prompt_ids and len(prompt_ids) + len(answer_ids) <= self.length:
+            if prompt_ids:
                 found.append(Answer(np.array([*prompt_ids, *answer_ids], dtype=np.int64), len(prompt_ids)))
         return found
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 from fullband.config import ChatSource, DataConfig
@@ -14,6 +16,8 @@ from fullband.data.loader import SourceLoader
 from fullband.data.stream import ItemStream
 from fullband.data.tokenizers import Tokenizer
 from fullband.files import write_bytes
+
+COUNTED = 256  # conversations that are looked at for answers that are too long
 
 
 class ChatLoader(SourceLoader):
@@ -42,6 +46,17 @@ class ChatLoader(SourceLoader):
             room -= len(answer)
             self._stream.skip()
         return row
+
+    def notices(self) -> list[str]:
+        """How many of the first answers are left out because a row can't hold them."""
+        texts = [text for _, text in islice(self.source.documents("train"), COUNTED)]
+        answers = [answer for text in texts for answer in self._encoder.all_answers(json.loads(text))]
+        if not (too_long := [len(answer) for answer in answers if not self._encoder.fits(answer)]):
+            return []
+        return [
+            f"{len(too_long)} of {len(answers)} answers in the first {len(texts)} conversations are left out: with their prompts they do "
+            f"not fit rows of {self.length} tokens (data.length); the longest takes {max(too_long):,}"
+        ]
 
     def fingerprint(self) -> dict[str, str]:
         return super().fingerprint() | {"template": sha256(self.template.source.encode()).hexdigest()[:16]}

@@ -62,6 +62,10 @@ class Loader(ABC):
     def fingerprint(self) -> dict[str, str]:
         """What decides the data, in words; a resumed run must find the same."""
 
+    def notices(self) -> list[str]:
+        """What a reader of the recipe might not expect of its data, in words. Raises ValueError for data that can't be read."""
+        return []
+
     def save(self, folder: Path) -> None:
         """Write into a model folder what turns its ids into text and back."""
         self.tokenizer.save(folder)

@@ -123,7 +123,7 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
     feedback = feedback_of(recipe, model)
     schedule = PassSchedule(feedback, resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.seed)
     optimizer = Optimizer(model, recipe.optim, recipe.train.steps)
-    run = Run(recipe, folder, device, model, loader, schedule, optimizer, checkpoints, Milestones())
+    run = Run(recipe, folder, device, model, loader, schedule, optimizer, checkpoints, Milestones(), loader.notices())
     if feedback.reuse != recipe.feedback.reuse:
         run.notices.append("activation checkpointing of this trunk drops its cache: every pass reads whole rows, without prefix reuse")
     if last:

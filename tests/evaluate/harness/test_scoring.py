@@ -32,6 +32,7 @@ def requests() -> list[Continuation]:
     return [*made, Continuation(shared, (1, 2)), Continuation(shared, (1, 3)), Continuation((*shared, 1), (4,))]
 
 
+@torch.no_grad()
 def reference(model: FullBandModel, request: Continuation, reading: Reading) -> float:
     """One row alone, without padding; Soft position by position from a plain context."""
     inputs = torch.tensor([(request.context + request.tokens)[:-1]])
