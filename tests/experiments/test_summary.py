@@ -24,7 +24,8 @@ def result(cell: str, seed: int, readings: dict[str, float], **more: Any) -> dic
     training = {key: 100 + seed for key in counts} | {"resumed": False, "switch_on_shock": None, "crossover_step": None}
     hardware = {"device": "CPU", "machine": "Linux", "cores": 2, "threads": 1, "versions": {"torch": "2"}}
     values = {reading: {"3": value, "12": value / 2} for reading, value in readings.items()}
-    return {"cell": cell, "seed": seed, "values": values, "verdict": None, "training": training, "hardware": hardware} | more
+    found = {"cell": cell, "seed": seed, "values": values, "verdict": None, "training": training, "measuring_seconds": 60.0 * (seed + 1)}
+    return found | {"hardware": hardware} | more
 
 
 def grid(fed: list[float], plain: list[float]) -> list[dict[str, Any]]:
@@ -81,6 +82,7 @@ def test_a_cell_that_is_short_of_seeds_makes_it_a_smoke_test() -> None:
 
 def test_the_report_names_n_seeds_and_intervals() -> None:
     text = readme(summarise(TOY, grid([0.3, 0.6, 0.9], [0.2, 0.51, 0.79])) | {"command": "fullband experiment toy"})
+    assert "All 6 jobs: 10 minutes of processor time to train, 12 minutes to measure." in text
     assert text.startswith("# A toy\n") and "    fullband experiment toy\n" in text and "Not run" not in text
     assert "| fed, exact | plain, plain | 3 (0, 1, 2) | 3 | +0.100 ± 0.025 | higher |" in text
     assert "| plain | plain | 3 (0, 1, 2) | 0.500 ± 0.733 |" in text and "Hardware: CPU on Linux" in text

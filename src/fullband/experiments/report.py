@@ -145,9 +145,11 @@ def _compute(found: Mapping[str, Any]) -> list[str]:
         "executed_flops": lambda x: f"{x:.2e}",
         "seconds": lambda x: f"{x:.0f}",
         "processor_seconds": lambda x: f"{x:.0f}",
+        "measuring_seconds": lambda x: f"{x:.0f}",
     }
     rows = [[cell["cell"], *(write(cell["spent"][key]) for key, write in formats.items())] for cell in found["cells"]]
-    head = ["cell", "steps", "tokens", "tokens × passes", "positions executed", "FLOPs executed", "seconds", "processor seconds"]
+    head = ["cell", "steps", "tokens", "tokens × passes", "positions executed", "FLOPs executed"]
+    head += ["seconds", "processor seconds", "seconds to measure"]
     machines = "; ".join(
         f"{h['device']} on {h['machine']}, {h['cores']} cores, {h['threads']} thread(s), torch {h['versions']['torch']}"
         for h in found["hardware"]
@@ -160,9 +162,18 @@ def _compute(found: Mapping[str, Any]) -> list[str]:
         "",
         *_table(head, rows),
         f"Hardware: {machines}. FLOPs by formula. Seconds are wall time, whatever else the machine did; processor seconds are the "
-        f"training's own.{resumed}",
+        f"training's own.{resumed} {_altogether(found)}",
         "",
     ]
+
+
+def _altogether(found: Mapping[str, Any]) -> str:
+    """Minutes of all jobs in the tables, by the cells' means."""
+    jobs = sum(len(cell["seeds"]) for cell in found["cells"])
+    trained, measured = (
+        sum(len(cell["seeds"]) * cell["spent"][key] for cell in found["cells"]) / 60 for key in ("processor_seconds", "measuring_seconds")
+    )
+    return f"All {jobs} jobs: {trained:.0f} minutes of processor time to train, {measured:.0f} minutes to measure."
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -10,7 +10,7 @@ from fullband.evaluate.statistics import Estimate, mean_estimate, paired_differe
 from fullband.experiments.config import Experiment
 
 ENOUGH = 3  # seeds that a claim needs
-SPENT = ("steps", "tokens", "token_equivalent", "executed_positions", "executed_flops", "seconds", "processor_seconds")
+SPENT = ("steps", "tokens", "token_equivalent", "executed_positions", "executed_flops", "seconds", "processor_seconds", "measuring_seconds")
 SECONDS = ("seconds", "processor_seconds")
 MILESTONES = ("switch_on_shock", "crossover_step")
 # 97.5% quantiles of Student's t for 1 … 30 degrees of freedom; beyond, the normal's.
@@ -65,7 +65,7 @@ def summarise(experiment: Experiment, results: Sequence[Mapping[str, Any]]) -> d
 def _cell(experiment: Experiment, name: str, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A cell's seeds, and what it cost: means over seeds. Medians would hide a run that was disturbed."""
     cell = next(cell for cell in experiment.cells if cell.name == name)
-    training = [result["training"] for result in found]
+    training = [result["training"] | {"measuring_seconds": result["measuring_seconds"]} for result in found]
     reached = {key: [run[key] for run in training] for key in MILESTONES}
     return {
         "cell": name,
