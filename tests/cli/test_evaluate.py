@@ -224,7 +224,26 @@ def test_a_folder_that_cannot_be_written(text_run: Trained, data: Path, tmp_path
 
 
 def test_a_folder_with_another_evaluation(whole: Path, arguments: list[Any]) -> None:
-    assert "holds an evaluation with another limit" in refused(*arguments, "--limit", 3, "-o", whole)
+    assert "holds an evaluation with another shots" in refused(*arguments, "--shots", 0, "-o", whole)
+
+
+def test_another_limit_keeps_the_answers_that_there_are(whole: Path, arguments: list[Any], tmp_path: Path) -> None:
+    """Fewer documents need no model; more of them give what the whole evaluation does."""
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("scoring.read_shared", "scoring.read_whole"):
+            patch.setattr(f"fullband.evaluate.harness.{name}", lambda *asked: pytest.fail("read again"))
+        patch.setattr("fullband.evaluate.generative.rollouts.generate_texts", lambda *asked, **more: pytest.fail("answered again"))
+        fewer = fullband(*arguments, "--limit", 2, "-o", part, "--json").json
+    assert fewer["plan"]["limit"] == 2 == fewer["tasks"]["arc_easy"]["documents"] == fewer["generative"]["gsm8k"]["problems"]
+    assert fullband(*arguments, "--limit", 2, "-o", tmp_path / "alone").code == 0
+    assert numbers(part) == numbers(tmp_path / "alone")
+    for name, kept in (("scores", 5), ("rollouts", 3)):  # what two documents left would be
+        lines = (part / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (part / f"{name}.jsonl").write_text("".join(lines[:kept]))
+    assert fullband(*arguments, "-o", part).code == 0
+    assert numbers(part) == numbers(whole)
 
 
 def test_comparing_what_is_no_evaluation(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ EXAMPLES = """Examples:
 
 \b
 Suites: paper-mc, paper-0shot, gsm8k, math500, humaneval, mbpp.
-The same command again goes on where it was interrupted. Within lm-eval itself:
+The same command again goes on where it was interrupted; with another --limit it keeps the answers it has. Within lm-eval itself:
   fullband lm-eval run --model fullband --model_args pretrained=runs/mine,mode=fused,feedback_passes=2 --tasks hellaswag
 """
 
@@ -176,9 +176,10 @@ def run_part(
     from fullband.evaluate.run import evaluate as run
     from fullband.files import alone_in
 
-    if not check_folder(folder, plan, subject.about):
-        start(folder, plan, subject.about)
+    check_folder(folder, plan, subject.about)
+    folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
+        start(folder, plan, subject.about)
         run(
             subject.network,
             text,

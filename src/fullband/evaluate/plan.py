@@ -18,6 +18,7 @@ from fullband.evaluate.harness.definitions import SUITES
 from fullband.files import check_place, file_hash, write_json
 
 PLAN = "plan.json"
+OF_ONE_LIMIT = ("tasks.jsonl", "documents.jsonl")  # journals that are made of the others, for the documents that are asked for
 
 
 @dataclass(frozen=True)
@@ -103,22 +104,30 @@ def plan_names(names: Sequence[str], suite: str | None) -> dict[str, Any]:
 
 
 def check_folder(folder: Path, plan: Plan, model: Mapping[str, Any]) -> bool:
-    """Whether the folder holds this evaluation already. Raises ValueError if it holds another one, or can't be written."""
+    """Whether the folder holds this evaluation already, with this limit or another: what was answered serves both.
+
+    Raises ValueError if it holds another evaluation, or can't be written.
+    """
     path = folder / PLAN
     if not path.is_file():
         check_place(folder)
         return False
     held, asked = read_json(path), _content(plan, model)
-    differing = sorted(key for key in asked if held.get(key) != asked[key])
+    differing = sorted(key for key in asked if held.get(key) != asked[key] and key != "limit")
     if differing:
         raise ValueError(f"{folder}: holds an evaluation with another {', '.join(differing)}; give another --output")
     return True
 
 
 def start(folder: Path, plan: Plan, model: Mapping[str, Any]) -> None:
-    """Make the folder, and write into it what is asked."""
+    """Make the folder, and write into it what is asked. Where another limit was, answers and scores stay, and tasks are summed up anew."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / PLAN, _content(plan, model))
+    path, content = folder / PLAN, _content(plan, model)
+    if path.is_file() and read_json(path).get("limit") == content["limit"]:
+        return
+    for name in OF_ONE_LIMIT:
+        (folder / name).unlink(missing_ok=True)
+    write_json(path, content)
 
 
 def _content(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class Gathered:
             journals = Journals.open(folder)
             for name in (*plan.tasks, *plan.generative):
                 if not is_finished(plan, journals, name):
-                    raise ValueError(f"{folder}: {name} is not finished; run the same command again")
+                    raise ValueError(f"{folder}: {name} is not finished; run the same command again, or with a smaller --limit")
                 self._add(name, journals.tasks[f"task/{name}"])
             for into, part in zip(
                 (self.documents, self.rollouts, self.grades), (journals.documents, journals.rollouts, journals.grades), strict=True
