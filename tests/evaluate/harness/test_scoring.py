@@ -109,10 +109,9 @@ def test_beginnings_are_shared_on_every_kind_of_trunk(family: str, monkeypatch: 
     made = rows_of([(request.context + request.tokens[:-1], len(request.context)) for request in asked])
     assert [(group.shared, len(group.rows)) for group in group_rows(made, 3)[0]] == [(5, 3), (8, 3)]
     wanted: list[Reading] = [0, 2, "soft"]
-    together, alone = (score_continuations(model, asked, wanted, batch_rows) for batch_rows in (6, 1))
-    for one, other in zip(together, alone, strict=True):
+    for request, scores in zip(asked, score_continuations(model, asked, wanted, 6), strict=True):
         for reading in wanted:
-            assert one[reading].log_likelihood == pytest.approx(other[reading].log_likelihood, abs=1e-5), reading
+            assert scores[reading].log_likelihood == pytest.approx(reference(model, request, reading), abs=1e-5), reading
 
 
 def test_fewer_positions_are_read(isometric_model: Callable[..., FullBandModel]) -> None:
@@ -127,6 +126,15 @@ def test_fewer_positions_are_read(isometric_model: Callable[..., FullBandModel])
         score_continuations(model, [Continuation(tuple(range(20)) * 2, (token, 1, 2)) for token in range(4)], [0, 1], batch_rows)
         with_hook.remove()
     assert read_ == {1: 2 * 4 * 42, 8: 2 * (39 + 4 * 3)}
+
+
+def test_soft_reads_a_context_once_and_the_continuation_position_by_position(isometric_model: Callable[..., FullBandModel]) -> None:
+    model = isometric_model()
+    widths = []
+    with_hook = model.trunk.register_forward_hook(lambda trunk, inputs, outputs: widths.append(inputs[0].shape[1]))
+    score_continuations(model, [Continuation(tuple(range(20)), (1, 2, 3, 4))], ["soft"])
+    with_hook.remove()
+    assert widths == [19, 1, 1, 1, 1]  # the context's last token begins the scored part
 
 
 def test_groups_are_a_partition_that_saves_positions() -> None:

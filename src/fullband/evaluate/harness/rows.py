@@ -46,9 +46,14 @@ def rows_of(inputs_and_starts: Sequence[tuple[tuple[int, ...], int]]) -> list[Ro
     return list(rows.values())
 
 
-def group_rows(rows: Sequence[Row], most: int) -> tuple[list[Group], list[Row]]:
-    """(groups of at most `most` rows, rows that are better read whole). A row joins the one before it in order of inputs as long as that
-    saves positions, wherever the common part comes from: the choices of one question, or examples that questions share."""
+def group_rows(rows: Sequence[Row], most: int, whatever_saved: bool = False) -> tuple[list[Group], list[Row]]:
+    """(groups of at most `most` rows, rows that are better read whole).
+
+    A row joins the one before it in order of inputs as long as that saves positions, wherever the common part comes from: the choices
+    of one question, or examples that questions share.
+
+    whatever_saved   groups however little they save: of a single row, too, whose context is then read apart
+    """
     groups: list[Group] = []
     for row in sorted(rows, key=lambda row: row.inputs):
         if groups and len(groups[-1].rows) < most:
@@ -58,8 +63,9 @@ def group_rows(rows: Sequence[Row], most: int) -> tuple[list[Group], list[Row]]:
                 groups[-1] = joined
                 continue
         groups.append(Group([row], row.start - 1))
-    shared = [group for group in groups if group.saved >= LEAST_SAVED]
-    return shared, [row for group in groups if group.saved < LEAST_SAVED for row in group.rows]
+    least = 0 if whatever_saved else LEAST_SAVED
+    shared = [group for group in groups if group.shared and group.saved >= least]
+    return shared, [row for group in groups if not group.shared or group.saved < least for row in group.rows]
 
 
 def batches_of_groups(groups: Sequence[Group], size: int) -> Iterator[list[Group]]:

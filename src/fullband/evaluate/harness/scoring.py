@@ -79,7 +79,8 @@ def score_continuations(
         return scores
     shared, unshared = shareable(model, readings)
     rows = rows_of([_inputs(request, limit) for request in requests])
-    groups, alone = group_rows(rows, batch_rows) if shared else ([], rows)
+    # Soft reads a context plainly, once, and only the continuation position by position: that pays for a row of its own, too.
+    groups, alone = group_rows(rows, batch_rows, whatever_saved="soft" in shared) if shared else ([], rows)
     for batch in batches_of_groups(groups, batch_rows):
         score([(row, group.shared) for group in batch for row in group.rows], read_shared(model, batch, shared))
         together = [row for group in batch for row in group.rows]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -23,7 +24,7 @@ from fullband.feedback.passes import FeedbackModel, check_length, fused_pass, it
 # How context and continuation are read: whole after 0, 1, … feedback passes ("exact", "converged"), or as Soft would have made the
 # continuation: the context plainly, the continuation with its states fed back.
 Reading: TypeAlias = FeedbackPasses | Literal["soft"]
-MOST_SOFT_PASSES = 16  # above it, a continuation is read position by position
+MOST_SOFT_PASSES = 16  # over whole rows; above it, they are read position by position
 
 
 def shareable(model: FeedbackModel, readings: Sequence[Reading]) -> tuple[list[Reading], list[Reading]]:
@@ -61,17 +62,19 @@ def read_shared(model: FeedbackModel, groups: Sequence[Group], readings: Sequenc
     """(reading, top states [B, T, D]) of the endings of all rows, group by group, behind what their group shares; padded at the right."""
     beginnings = align_prompts(model.trunk, [group.rows[0].inputs[: group.shared] for group in groups])
     endings = _Endings.of(model, groups, beginnings)
-    deepest = max(_deepest(readings), 0 if "soft" in readings else -1)
+    deepest = _deepest(readings)
     states_BTD = boundary_BD = None
-    for passes, lane in zip(range(deepest + 1), _by_passes(model, beginnings), strict=False):
+    for passes, lane in zip(range(max(deepest + 1, "soft" in readings)), _by_passes(model, beginnings), strict=False):
         # Pass k goes on from what pass k left behind the beginning, and is fed what pass k - 1 left; no older cache is needed.
         behind = endings.behind(lane)
+        if passes == 0 and "soft" in readings:
+            yield "soft", _endings_exact(model, endings, behind, endings.plain_BT)
+        if passes > deepest:
+            break
         states_BTD = _one_pass(model, endings, behind.cache, states_BTD, boundary_BD)
         boundary_BD = behind.boundary_BD
         if passes in readings:
             yield passes, states_BTD
-        if passes == 0 and "soft" in readings:
-            yield "soft", _endings_soft(model, endings, behind, states_BTD)
     if "exact" in readings:
         state = prefill_aligned(model, beginnings, "exact")
         yield "exact", _endings_exact(model, endings, endings.behind(Lane(state.cache, state.top_BD)))
@@ -86,7 +89,6 @@ class _Endings:
     positions_BT   None = the slots behind the cache, one document a row
     documents_BT   0 everywhere, for caches with padding
     plain_BT       where a row's context goes on: Soft reads that plainly
-    fused          longest continuation that is fed back
     """
 
     group_B: Tensor
@@ -94,7 +96,6 @@ class _Endings:
     positions_BT: Tensor | None
     documents_BT: Tensor | None
     plain_BT: Tensor
-    fused: int
 
     @staticmethod
     def of(model: FeedbackModel, groups: Sequence[Group], beginnings: AlignedPrompts) -> _Endings:
@@ -114,7 +115,6 @@ class _Endings:
             positions_BT,
             documents_BT,
             _before([row.start - groups[number].shared for number, row, _ in rows], tokens_BT),
-            max(len(row.inputs) - row.start for _, row, _ in rows),
         )
 
     def behind(self, lane: Lane) -> Lane:
@@ -133,42 +133,35 @@ def _by_passes(model: FeedbackModel, beginnings: AlignedPrompts) -> Iterator[Lan
         states_BTD, cache = fused_pass(model, embeddings_BTD, states_BTD, None, positions_BT, documents_BT, keep="window")
 
 
-def _endings_soft(model: FeedbackModel, endings: _Endings, behind: Lane, states_BTD: Tensor) -> Tensor:
-    """Fused passes over plain `states_BTD`, as many as make every position exact (law 2)."""
-    if endings.fused > MOST_SOFT_PASSES:
-        return _endings_exact(model, endings, behind, endings.plain_BT)
-    for _ in range(endings.fused):
-        states_BTD = _one_pass(model, endings, behind.cache, states_BTD, behind.boundary_BD, endings.plain_BT)
-    return states_BTD
-
-
 def _one_pass(
     model: FeedbackModel,
     endings: _Endings,
     cache: Any,
     states_BTD: Tensor | None,
     boundary_BD: Tensor | None,
-    plain_BT: Tensor | None = None,
 ) -> Tensor:
     """States after one more pass; the first one, on no states, is plain. The cache stays as it is."""
     embeddings_BTD, positions_BT, documents_BT = endings.embeddings_BTD, endings.positions_BT, endings.documents_BT
     if states_BTD is None:
         return model.trunk(embeddings_BTD, positions_BT, documents_BT, cache)[0]
-    return fused_pass(model, embeddings_BTD, states_BTD, boundary_BD, positions_BT, documents_BT, cache, plain_BT=plain_BT)[0]
+    return fused_pass(model, embeddings_BTD, states_BTD, boundary_BD, positions_BT, documents_BT, cache)[0]
 
 
 def _endings_exact(model: FeedbackModel, endings: _Endings, behind: Lane, plain_BT: Tensor | None = None) -> Tensor:
-    """Position by position."""
+    """Position by position; `plain_BT` that all rows begin with are one step."""
     cache, boundary_BD = behind.cache, behind.boundary_BD
+    count = endings.embeddings_BTD.shape[1]
+    lead = 0 if plain_BT is None else int(plain_BT.all(dim=0).long().cumprod(dim=0).sum())
+    stops = [*([lead] if lead else []), *range(lead + 1, count + 1)]
     states = []
-    for t in range(endings.embeddings_BTD.shape[1]):
-        here = slice(t, t + 1)
+    for start, stop in pairwise([0, *stops]):
+        here = slice(start, stop)
         rows = (endings.positions_BT, endings.documents_BT, plain_BT)
         positions, documents, plain = (None if row is None else row[:, here] for row in rows)
-        token = endings.embeddings_BTD[:, here]
-        state_B1D, cache = fused_pass(model, token, token, boundary_BD, positions, documents, cache, "window", plain)
-        boundary_BD = state_B1D[:, 0]
-        states.append(state_B1D)
+        tokens_BTD = endings.embeddings_BTD[:, here]
+        states_BTD, cache = fused_pass(model, tokens_BTD, tokens_BTD, boundary_BD, positions, documents, cache, "window", plain)
+        boundary_BD = states_BTD[:, -1]
+        states.append(states_BTD)
     return torch.cat(states, dim=1)
 
 
