@@ -129,6 +129,15 @@ def test_a_damaged_checkpoint_is_not_resumed(task_copy: Trained, name: str) -> N
     assert str(checkpoint / name) in refused("train", task_copy.recipe, "--resume")
 
 
+def test_a_damaged_line_of_the_metrics_is_named(task_copy: Trained) -> None:
+    path = task_copy.folder / "metrics.jsonl"
+    before = path.read_text().replace('"step":', '"step"', 1)
+    path.write_text(before)
+    for command in (["train", task_copy.recipe, "--resume"], ["compare-runs", task_copy.folder]):
+        assert f"{path}:1: damaged; remove the line" in refused(*command)
+    assert path.read_text() == before
+
+
 def test_a_checkpoint_of_another_shape(task_run: Trained, recipe: Callable[..., Path], tmp_path: Path) -> None:
     path = recipe(train__initial_checkpoint=str(task_run.folder), model__trunk=TRUNK | {"width": 32})
     line = refused("train", path)

@@ -94,9 +94,9 @@ def test_the_command(folders: list[Path], tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     assert "no step has been logged yet" in refused("compare-runs", tmp_path)
     for content, words in (
-        ("5\n", "line 1 is no entry"),
+        ("5\n", "metrics.jsonl:1: no entry"),
         ('{"step": 1, "objective": 2.0}\n', "do not say 'passes'"),
-        ("\xff\n", "no step"),
+        ("\xff\n", "metrics.jsonl:1: damaged"),
     ):
         (tmp_path / "metrics.jsonl").write_bytes(content.encode("latin-1"))
         assert words in refused("compare-runs", tmp_path)

@@ -95,11 +95,31 @@ def test_without_held_out_rows_nothing_is_validated(recipe: MakeRecipe) -> None:
 
 def test_metrics_of_an_abandoned_start_are_forgotten(recipe: MakeRecipe) -> None:
     """A run that was killed before its first checkpoint begins again, and so do its metrics."""
-    config = recipe(train__steps=2)
+    config = recipe(train__steps=2, evaluation={"rows": 2, "feedback_passes": [0], "at_start": True})
     Path(config.output or "").mkdir()
-    (Path(config.output or "") / "metrics.jsonl").write_text('{"step": 0, "objective": 9}\n{"step": 1, "obj', encoding="utf-8")
+    before = '{"step": -1, "validation": {"0": 9}}\ndamage\n{"step": 0, "objective": 9}\n{"step": 1, "obj'
+    (Path(config.output or "") / "metrics.jsonl").write_text(before, encoding="utf-8")
     train(config)
-    assert [entry["step"] for entry in entries(config)] == [0, 1]
+    assert [entry["step"] for entry in entries(config)] == [-1, 0, 1, 1]
+
+
+def test_only_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
+    """Damage elsewhere is named: a resumed run would write the file again without all that comes behind it."""
+    path, lines = tmp_path / "metrics.jsonl", [f'{{"step": {i}}}\n' for i in range(4)]
+    path.write_text("".join([*lines, '{"step": 4, "obj']))
+    assert [entry["step"] for entry in read_metrics(path)] == [0, 1, 2, 3]
+    JsonLines(tmp_path, drop_from=3)
+    assert path.read_text() == "".join(lines[:3])
+    for content, message in (
+        ([lines[0], "dam\n", *lines[2:]], r"metrics\.jsonl:2: damaged; remove the line"),
+        ([*lines[:3], '{"step": 3, "obj\n'], r"metrics\.jsonl:4: damaged"),
+        ([lines[0], '{"step": "1"}\n', *lines[2:]], r"metrics\.jsonl:2: no entry of a run"),
+    ):
+        path.write_text("".join(content))
+        for read in (lambda: read_metrics(path), lambda: JsonLines(tmp_path, drop_from=3)):
+            with pytest.raises(ValueError, match=message):
+                read()
+        assert path.read_text() == "".join(content)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -20,11 +20,12 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """metrics.jsonl: one object a line, `step` first. `drop_from` forgets what a resumed run will write again."""
+    """metrics.jsonl: one object a line, `step` first. `drop_from` forgets what a resumed run will write again: from 0 on, all of it."""
 
     def __init__(self, folder: Path, drop_from: int):
+        """Raises ValueError as `read_metrics`, and naming the file if it cannot be written."""
         self.path = folder / METRICS
-        kept = [entry for entry in read_metrics(self.path) if entry["step"] < drop_from] if self.path.is_file() else []
+        kept = [entry for entry in read_metrics(self.path) if entry["step"] < drop_from] if drop_from and self.path.is_file() else []
         with self._named_errors():
             write_bytes(self.path, "".join(map(_line, kept)).encode())
 
@@ -49,15 +50,22 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The entries of a metrics.jsonl; a last line cut short by a kill is left out. Raises ValueError for a file of another kind."""
+    """The entries of a metrics.jsonl; a last line cut short by a kill is left out.
+
+    Raises ValueError naming the line for damage elsewhere, and for a file of another kind.
+    """
     entries: list[dict[str, Any]] = []
-    for line in path.read_bytes().splitlines():
+    content = path.read_bytes()
+    lines = content.splitlines()
+    for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
         except ValueError:
-            break
-        if not isinstance(entry, dict) or "step" not in entry:
-            raise ValueError(f"{path}: line {len(entries) + 1} is no entry of a run; was this file written by another program?")
+            if number == len(lines) and not content.endswith(b"\n"):
+                break
+            raise ValueError(f"{path}:{number}: damaged; remove the line to go on without what it logged") from None
+        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+            raise ValueError(f"{path}:{number}: no entry of a run; was this file written by another program?")
         entries.append(entry)
     return entries
 
