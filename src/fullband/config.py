@@ -232,7 +232,7 @@ class ProgramTextSource(Strict):
     """Generated programs that ask about their own state; they contain the constructions of App. F."""
 
     kind: Literal["program-text"] = "program-text"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     documents: int = Field(default=200_000, gt=0, description="programs in an epoch")
     updates: int = Field(default=256, gt=0, description="most null updates before a question")
     validation_fraction: float = Field(default=0.01, ge=0, lt=1)
@@ -314,7 +314,7 @@ class TrainConfig(Strict):
 
 class Recipe(Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     description: str = ""
     output: str | None = Field(default=None, description="run folder; default runs/NAME")
     model: ModelConfig

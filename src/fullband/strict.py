@@ -29,7 +29,7 @@ def _first_problem(schema: type[BaseModel], raw: Any, error: ValidationError) ->
     deeper = {place[:n] for place, _ in located for n in range(len(place))}
     problems = [(place, p) for place, p in located if len(p["loc"]) == len(place) or place not in deeper]
     place, problem = next((found for found in problems if found[1]["type"] == "extra_forbidden"), problems[0])
-    key = ".".join(place) or "recipe"
+    key = ".".join(place)
     others = len({other for other, _ in problems}) - 1
     more = f" (and {others} more)" if others else ""
     if problem["type"] == "extra_forbidden":
@@ -43,7 +43,7 @@ def _first_problem(schema: type[BaseModel], raw: Any, error: ValidationError) ->
     )
     given = problem.get("input")
     shown = f" (given: {given!r})" if given is None or isinstance(given, (str, int, float, bool)) else ""
-    return f"{key}: {message}{shown}{more}"
+    return f"{key}: {message}{shown}{more}".removeprefix(": ")  # of the whole: no key
 
 
 def _message(problem: Any) -> str:

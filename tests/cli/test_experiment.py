@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,8 +93,9 @@ def test_a_signal_stops_it_and_the_same_command_goes_on(tmp_path: Path, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(TrainingProgress, "stepped", interrupted)
         stopped = fullband(*arguments(tmp_path), "--seeds", "0")
-    assert stopped.code == 143 and "continue with: fullband experiment" in stopped.err and not (tmp_path / "results").exists()
-    done = fullband(*arguments(tmp_path), "--seeds", "0", "--json")
+    assert stopped.code == 143 and not (tmp_path / "results").exists()
+    again = stopped.err.splitlines()[-1].partition("continue with: fullband ")[2]
+    done = fullband(*shlex.split(again), "--json")
     assert done.code == 0 and "resuming" in done.err and done.json["cells"][0]["resumed"]
 
 
@@ -138,7 +141,8 @@ def test_a_damaged_result_is_named(grid: Path) -> None:
     found = grid / "runs" / "toy" / "fed-seed-0" / "cell.json"
     whole = found.read_bytes()
     try:
-        for content in (whole[: len(whole) // 2], b"", b"[]", b"{}", b"\xff"):
+        halves = [json.dumps(json.loads(whole) | {part: {}}).encode() for part in ("training", "values")]
+        for content in (whole[: len(whole) // 2], b"", b"[]", b"{}", b"\xff", *halves):
             found.write_bytes(content)
             for more in ([], ["--report"], ["--dry-run"]):
                 assert f"{found}: damaged" in refused(*arguments(grid), *more)
@@ -152,11 +156,25 @@ def test_a_place_of_results_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("in the way")
     assert f"{tmp_path / 'results'}: can't be written" in refused(*arguments(tmp_path))
     assert not (tmp_path / "runs").exists()
+    (tmp_path / "runs").write_text("in the way")
+    assert f"{tmp_path / 'runs'}: can't be written" in refused(*arguments(tmp_path)[:-1], tmp_path / "elsewhere")
+
+
+def test_seeds_beyond_its_own(tmp_path: Path) -> None:
+    write_grid(tmp_path, cells=CELLS[:1], comparisons=[])
+    done = fullband(*arguments(tmp_path), "--seeds", "1,7", "--json")
+    assert done.json["cells"][0]["seeds"] == [1, 7] and done.json["unfinished"] == ["fed, seed 0", "fed, seed 2"]
+
+
+def test_the_runs_may_move(grid: Path, tmp_path: Path) -> None:
+    shutil.copytree(grid / "runs", tmp_path / "moved")
+    plan = fullband("experiment", grid / "toy.yaml", "--runs", tmp_path / "moved", "--dry-run", "--json").json["jobs"]
+    assert {job["state"] for job in plan} == {"finished"}
 
 
 def test_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
-    assert {"s3", "fusion-s3"} <= {found["name"] for found in fullband("experiment", "--list", "--json").json}
+    assert {"s3", "fusion-s3"} <= {found["name"] for found in fullband("experiment", "--list", "--json").json["experiments"]}
     assert "S3: fusions, controls, prefix mixin" in fullband("experiment", "--list").out
     monkeypatch.chdir(tmp_path)
     assert "no such folder" in refused("experiment", "--list")
@@ -165,7 +183,7 @@ def test_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--seeds", "7"], "--seeds: toy has no '7' (it has 0, 1, 2)"),
+        (["--seeds", "-1"], "--seeds: '-1' is no whole number from 0 on"),
         (["--cells", "fad"], "--cells: toy has no 'fad'"),
         (["--report"], "no cell is finished yet"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.grids import GRID, write_grid
-from fullband.experiments import find_experiment, jobs_of, load_experiment
+from fullband.experiments import check_jobs, find_experiment, jobs_of, load_experiment
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "experiments"
 SHIPPED = sorted(FOLDER.glob("*.yaml"))
@@ -23,6 +23,7 @@ def test_a_shipped_experiment_is_whole(path: Path, tmp_path: Path) -> None:
     experiment = load_experiment(path)
     assert experiment.name == path.stem and len(experiment.seeds) >= 3
     jobs = jobs_of(experiment, experiment.seeds[:1], tmp_path)
+    check_jobs(experiment, jobs)
     assert [job.cell.name for job in jobs] == [cell.name for cell in experiment.cells]
     by_cell = {job.cell.name: job for job in jobs}
     for cell in experiment.cells:
@@ -51,6 +52,10 @@ def test_a_shared_run_is_the_other_experiments(tmp_path: Path) -> None:
         ({"comparisons": [{"cell": "fed", "reading": "exact", "to": "plane", "to_reading": "x"}]}, "no cell is called 'plane'"),
         ({"cells": [{"name": "fed", "set": {"seed": 1}}], "comparisons": []}, "the experiment sets 'seed' itself"),
         ({"measure": {"kind": "positions", "positions": []}}, "measure.positions"),
+        ({"measure": {"kind": "positions", "positions": [3, 0]}}, "measure.positions.1: input should be greater than or equal to 1"),
+        ({"measure": {"kind": "settling", "passes": 4, "feedback_passes": [0, 4]}}, "measure: feedback_passes: 4 of them are 5 passes"),
+        ({"measure": {"kind": "settling", "feedback_passes": ["converged"]}}, "measure.feedback_passes.0"),
+        ({"measure": {"kind": "probe", "prefills": ["3"]}}, "measure.prefills: '3' is no way of prefilling"),
         ({"cells": [{"name": "Fed"}], "comparisons": []}, "cells.0.name"),
     ],
 )
@@ -78,6 +83,29 @@ def test_a_cell_that_does_not_fit_is_named(changed: dict[str, Any], words: str, 
     experiment = load_experiment(write_grid(tmp_path, cells=[{"name": "bad", "set": changed}], comparisons=[]))
     with pytest.raises(ValueError) as error:
         jobs_of(experiment, [0], tmp_path)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"measure": GRID["measure"] | {"positions": [3, 999]}}, "cell fed: measure: position 999 is beyond the model's context of"),
+        ({"measure": {"kind": "settling", "length": 999}}, "cell fed: measure: length 999 is beyond the model's context of"),
+        ({"measure": {"kind": "probe"}}, "cell fed: measure: probes read App. F's texts"),
+        (
+            {"comparisons": [{"cell": "fed", "reading": "fused-3", "to": "plain", "to_reading": "standard"}]},
+            "comparisons: fed has no reading 'fused-3' (it has fused-0, fused-1, exact, exact, zeroed)",
+        ),
+        (
+            {"cells": [{"name": "fed"}, {"name": "plain", "run": "toy/fed", "set": {"feedback.schedule": "none"}}]},
+            "cells fed and plain have one folder and different recipes",
+        ),
+    ],
+)
+def test_what_can_be_known_is_said_before_training(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    experiment = load_experiment(write_grid(tmp_path, **{"comparisons": []} | changes))
+    with pytest.raises(ValueError) as error:
+        check_jobs(experiment, jobs_of(experiment, [0], tmp_path))
     assert words in str(error.value)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+RUNS = Path("runs/experiments")
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +26,7 @@ EXAMPLES = """Examples:
   fullband experiment s3 --dry-run                 jobs, steps and expected compute
   fullband experiment s3                           run it, or go on with it, and write results/s3
   fullband experiment s3 --seeds 0 --cells fullband,standard-compute
+  fullband experiment s3 --seeds 0,1,2,3,4         more seeds than it has by itself
   fullband experiment s3 --report                  write results/s3 from the jobs that are finished
 
 \b
@@ -37,9 +41,9 @@ def experiment(
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments of recipes/experiments.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and what it is expected to cost; write nothing.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Run nothing: write the results of the jobs that are finished.")] = False,
-    seeds: Annotated[str | None, typer.Option(metavar="N,…", help="Run and report only these of its seeds.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N,…", help="Run and report these seeds; default: the experiment's own.")] = None,
     cells: Annotated[str | None, typer.Option(metavar="NAME,…", help="Run and report only these of its cells.")] = None,
-    runs: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs, kept to resume from.")] = Path("runs/experiments"),
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs, kept to resume from.")] = RUNS,
     results: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder of the report; default: results/NAME.")
     ] = None,
@@ -52,40 +56,51 @@ def experiment(
     the compute spent. Under three seeds it is a smoke test.
     """
     from fullband.cli.console import messages, output, print_json
-    from fullband.experiments import find_experiment, jobs_of, list_experiments, load_experiment, write_report
+    from fullband.experiments import check_jobs, find_experiment, jobs_of, list_experiments, load_experiment, write_report
     from fullband.files import check_place
 
     if show_list:
         listed = [load_experiment(path) for path in list_experiments()]
-        print_json([summary(found) for found in listed]) if as_json else print_list(output(), listed)
+        print_json({"experiments": [summary(found) for found in listed]}) if as_json else print_list(output(), listed)
         return
     if name is None:
         raise ValueError("which experiment? fullband experiment --list shows them")
     loaded = load_experiment(find_experiment(name))
-    jobs = jobs_of(loaded, None, runs)
-    chosen = choose(loaded, jobs, seeds, cells)
+    jobs = jobs_of(loaded, parse_seeds(seeds), runs)
+    check_jobs(loaded, jobs)
+    chosen = choose(loaded, jobs, cells)
     if dry_run:
         plan = [job_plan(loaded, job) for job in chosen]
         print_json({"name": loaded.name, "jobs": plan}) if as_json else print_plan(output(), loaded, plan)
         return
     folder = results or Path("results") / loaded.name
-    check_place(folder)  # refused before hours of training
-    options = "".join(f" {option} {value}" for option, value in (("--seeds", seeds), ("--cells", cells)) if value)
+    for place in (folder, runs):
+        check_place(place)  # refused before hours of training
+    which = [word for option, value in (("--seeds", seeds), ("--cells", cells)) if value for word in (option, value)]
     if not report:
-        run_jobs(messages(), loaded, chosen, f"fullband experiment {name}{options}")
-    found = write_report(loaded, chosen, folder, f"fullband experiment {loaded.name}{options}")
+        where = [] if runs == RUNS else ["--runs", str(runs)]
+        where += ["-o", str(results)] if results else []
+        run_jobs(messages(), loaded, chosen, shlex.join(["fullband", "experiment", name, *which, *where, *["--json"] * as_json]))
+    found = write_report(loaded, chosen, folder, shlex.join(["fullband", "experiment", loaded.name, *which]))
     print_json(found) if as_json else print_result(output(), found, folder)
 
 
-def choose(experiment: Experiment, jobs: list[Job], seeds: str | None, cells: str | None) -> list[Job]:
-    """The jobs of these seeds and cells. Raises ValueError for one that the experiment does not have."""
-    known_seeds, known_cells = [str(seed) for seed in experiment.seeds], [cell.name for cell in experiment.cells]
-    wanted_seeds, wanted_cells = (words(text) or known for text, known in ((seeds, known_seeds), (cells, known_cells)))
-    for option, wanted, known in (("--seeds", wanted_seeds, known_seeds), ("--cells", wanted_cells, known_cells)):
-        for word in wanted:
-            if word not in known:
-                raise ValueError(f"{option}: {experiment.name} has no '{word}' (it has {', '.join(known)})")
-    return [job for job in jobs if str(job.seed) in wanted_seeds and job.cell.name in wanted_cells]
+def parse_seeds(text: str | None) -> list[int] | None:
+    """None = the experiment's own. Raises ValueError."""
+    for word in (named := words(text)):
+        if not word.isdecimal():
+            raise ValueError(f"--seeds: '{word}' is no whole number from 0 on")
+    return [int(word) for word in dict.fromkeys(named)] or None
+
+
+def choose(experiment: Experiment, jobs: list[Job], cells: str | None) -> list[Job]:
+    """The jobs of these cells. Raises ValueError for one that the experiment does not have."""
+    known = [cell.name for cell in experiment.cells]
+    wanted = words(cells) or known
+    for word in wanted:
+        if word not in known:
+            raise ValueError(f"--cells: {experiment.name} has no '{word}' (it has {', '.join(known)})")
+    return [job for job in jobs if job.cell.name in wanted]
 
 
 def words(text: str | None) -> list[str]:

@@ -1,5 +1,6 @@
 """Experiments: a grid of recipes with seeds, what is measured of each, and the report that says how sure it is."""
 
+from fullband.experiments.checks import check_jobs
 from fullband.experiments.config import Experiment, find_experiment, list_experiments, load_experiment
 from fullband.experiments.grid import Job, jobs_of
 from fullband.experiments.report import write_report
@@ -9,6 +10,7 @@ from fullband.experiments.summary import summarise
 __all__ = [
     "Experiment",
     "Job",
+    "check_jobs",
     "find_experiment",
     "finished_results",
     "jobs_of",

@@ -57,7 +57,7 @@ class PositionsMeasure(Strict):
     """
 
     kind: Literal["positions"] = "positions"
-    positions: list[int] = Field(min_length=1)
+    positions: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
     rows: int = Field(default=1024, gt=0)
     feedback_passes: list[FeedbackPasses] = Field(default=[0, 1, 4, 16, "exact"], min_length=1)
     controls: list[Control] = Field(default_factory=list)
@@ -70,7 +70,14 @@ class SettlingMeasure(Strict):
     rows: int = Field(default=16, gt=0)
     length: int | None = Field(default=None, gt=3)
     passes: int = Field(default=32, ge=3)
-    feedback_passes: list[FeedbackPasses] = Field(default=[0, 1, 2, 4, 8, 16, "exact"], min_length=1)
+    feedback_passes: list[Annotated[int, Field(ge=0)] | Literal["exact"]] = Field(default=[0, 1, 2, 4, 8, 16, "exact"], min_length=1)
+
+    @model_validator(mode="after")
+    def _deep_enough(self) -> SettlingMeasure:
+        deepest = max((passes for passes in self.feedback_passes if isinstance(passes, int)), default=0)
+        if deepest >= self.passes:
+            raise ValueError(f"feedback_passes: {deepest} of them are {deepest + 1} passes, and passes is {self.passes}")
+        return self
 
 
 class ProbeMeasure(Strict):
@@ -78,8 +85,15 @@ class ProbeMeasure(Strict):
 
     kind: Literal["probe"] = "probe"
     tasks: list[Task] = Field(default=list(TASKS))
-    prefills: list[str] = Field(default=list(PREFILLS))
+    prefills: list[str] = Field(default=list(PREFILLS), min_length=1)
     groups: int | None = Field(default=None, ge=4)
+
+    @field_validator("prefills")
+    @classmethod
+    def _known(cls, value: list[str]) -> list[str]:
+        if unknown := [name for name in value if name not in PREFILLS]:
+            raise ValueError(f"'{unknown[0]}' is no way of prefilling ({', '.join(PREFILLS)})")
+        return value
 
 
 Measure = Annotated[Union[PositionsMeasure, SettlingMeasure, ProbeMeasure], Field(discriminator="kind")]
@@ -99,7 +113,7 @@ class Experiment(Strict):
     title: str
     question: str
     recipe: dict[str, Any] = Field(description="a recipe's file, beside this one, or its keys; name, seed and output are the experiment's")
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(default=[0, 1, 2], min_length=1)
+    seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] = Field(default=[0, 1, 2], min_length=1)
     cells: list[Cell] = Field(min_length=1)
     measure: Measure
     comparisons: list[Comparison] = Field(default_factory=list)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fullband.config import Recipe, parse, set_key
+from fullband.config import Recipe, TrunkConfig, parse, set_key
 from fullband.costs import RunCost, pass_mixture, run_cost
 from fullband.data.loader import build_loader
 from fullband.experiments.config import Cell, EqualTo, Experiment
@@ -53,10 +53,15 @@ def jobs_of(experiment: Experiment, seeds: Sequence[int] | None = None, runs: Pa
     return jobs
 
 
+def trunk_of(recipe: Recipe) -> TrunkConfig:
+    """The shape of the model that a recipe trains. Raises ValueError for data that can't be read, as their tokenizer is part of it."""
+    loader = build_loader(recipe.data.model_copy(update={"tokenizer": _tokenizer(recipe)}), recipe.seed, recipe.train.batch_rows)
+    return resolve_trunk(recipe.model, loader.vocab_size)
+
+
 def expected_cost(recipe: Recipe) -> RunCost:
     """The expected compute of a run of an App. A model, by formula."""
-    loader = build_loader(recipe.data.model_copy(update={"tokenizer": _tokenizer(recipe)}), recipe.seed, recipe.train.batch_rows)
-    trunk = resolve_trunk(recipe.model, loader.vocab_size)
+    trunk = trunk_of(recipe)
     mixture = pass_mixture(resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.feedback.start_step)
     tokens = recipe.train.steps * recipe.train.batch_rows * recipe.data.length
     rows = recipe.train.microbatch_rows or recipe.train.batch_rows

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fullband.config import Control, FeedbackPasses, Recipe, TaskSource
 from fullband.data.loader import build_loader
@@ -16,7 +16,7 @@ from fullband.diagnose import judge, rows_of_documents, trace_passes
 from fullband.evaluate.loss import accuracy_by_position
 from fullband.experiments.config import PositionsMeasure, ProbeMeasure, SettlingMeasure
 from fullband.feedback.converged import positions_to_read
-from fullband.feedback.fusion import Gated
+from fullband.feedback.fusion import FUSIONS, Gated
 from fullband.loading import load_model
 from fullband.model import FullBandModel, resolve_model_folder
 from fullband.presets import resolve_schedule
@@ -61,6 +61,19 @@ def reading_name(recipe: Recipe, passes: FeedbackPasses) -> str:
     return (f"fused-{passes}" if isinstance(passes, int) else passes) if feeds_back(recipe) else STANDARD
 
 
+def readings_of(recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | ProbeMeasure) -> list[str]:
+    """Names of the readings that `measure` makes of the model that `recipe` trains."""
+    if not feeds_back(recipe):
+        return [STANDARD]
+    if isinstance(plan, ProbeMeasure):
+        return list(plan.prefills)
+    names = [reading_name(recipe, passes) for passes in plan.feedback_passes]
+    if isinstance(plan, PositionsMeasure) and recipe.feedback.control == "none":
+        gated = issubclass(FUSIONS[recipe.model.fusion_name], Gated)
+        names += [f"{names[-1]}, {control}" for control in plan.controls if gated or control != "constant-gate"]
+    return names
+
+
 def feeds_back(recipe: Recipe) -> bool:
     return any(k > 1 and share > 0 for phase in resolve_schedule(recipe.feedback.schedule) for k, share in phase.passes.items())
 
@@ -69,7 +82,6 @@ def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure, rea
     if not isinstance(recipe.data.source, TaskSource):
         raise ValueError(f"measure: positions are for built-in tasks, not for {recipe.data.source.kind}")
     rows = build_task(recipe.data.source).examples(recipe.seed, "validation", 0, plan.rows, max(plan.positions))
-    passes = plan.feedback_passes if feeds_back(recipe) else [0]
     values = {}
 
     def read(name: str, how: FeedbackPasses) -> None:
@@ -77,12 +89,11 @@ def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure, rea
             accuracy_T = accuracy_by_position(model, rows.tokens, rows.targets, how, batch_rows=256).accuracy_T
         values[name] = {str(position): float(accuracy_T[position - 1]) for position in plan.positions}
 
-    for how in passes:
-        read(reading_name(recipe, how), how)
-    for control in plan.controls if feeds_back(recipe) and recipe.feedback.control == "none" else []:
-        if control != "constant-gate" or isinstance(model.fusion, Gated):
-            with under(model, control):
-                read(f"{reading_name(recipe, passes[-1])}, {control}", passes[-1])
+    passes = {reading_name(recipe, how): how for how in (plan.feedback_passes if feeds_back(recipe) else [0])}
+    for name in readings_of(recipe, plan):
+        plainly, _, control = name.partition(", ")
+        with under(model, cast(Control, control) or model.fusion.control):
+            read(name, passes[plainly])
     return Measured(values)
 
 
@@ -104,12 +115,8 @@ def _settling(model: FullBandModel, recipe: Recipe, plan: SettlingMeasure, readi
         trace = trace_passes(model, batch, plan.passes)
     values = {}
     for passes in plan.feedback_passes if feeds_back(recipe) else [0]:
-        if passes == "exact":
-            loss = trace.loss_exact
-        else:
-            assert isinstance(passes, int)
-            loss = trace.records[min(passes, len(trace.records) - 1)].loss  # nothing changed after the last record
-        values[reading_name(recipe, passes)] = {"loss": loss}
+        last = len(trace.records) - 1  # nothing changed after it
+        values[reading_name(recipe, passes)] = {"loss": trace.loss_exact if passes == "exact" else trace.records[min(passes, last)].loss}
     return Measured(values, judge(trace).word if feeds_back(recipe) else None, asdict(trace))
 
 

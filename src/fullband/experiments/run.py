@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
-from fullband.config import load_recipe
+from fullband.config import Recipe, load_recipe
 from fullband.costs import run_flops
 from fullband.experiments.config import Experiment
 from fullband.experiments.grid import Job
@@ -28,6 +29,32 @@ from fullband.train.run import RECIPE
 
 CELL = "cell.json"
 IN_HAND = ".job.lock"  # held from the training's begin to the measure's end; the run's own lock is the training's
+
+
+class _Training(BaseModel):
+    steps: int
+    tokens: int
+    token_equivalent: int
+    executed_positions: int
+    executed_flops: float
+    seconds: float
+    processor_seconds: float
+    resumed: bool
+    switch_on_step: int | None
+    switch_on_shock: float | None
+    crossover_step: int | None
+
+
+class _Stored(BaseModel):
+    """What reports need of cell.json."""
+
+    seed: int
+    measure: dict[str, Any]
+    values: Annotated[dict[str, dict[str, float]], Field(min_length=1)]
+    verdict: str | None
+    training: _Training
+    measuring_seconds: float
+    hardware: dict[str, Any]
 
 
 class StoppedError(Exception):
@@ -53,7 +80,7 @@ def state_of(experiment: Experiment, job: Job) -> JobState:
     """Raises ValueError if the job's folder holds a run of another recipe, as a result belongs to the one beside it, or a damaged one."""
     begun = Checkpoints(job.folder / "checkpoints").last() is not None
     found = job.folder / CELL
-    if (begun or found.is_file()) and load_recipe(job.folder / RECIPE) != job.recipe:
+    if (begun or found.is_file()) and _is_another(load_recipe(job.folder / RECIPE), job.recipe):
         raise ValueError(f"{job.folder}: holds a run of another recipe than {experiment.name}'s; remove it, or choose another --runs")
     if not found.is_file():
         return JobState("begun" if begun else "not begun", None)
@@ -61,14 +88,22 @@ def state_of(experiment: Experiment, job: Job) -> JobState:
     return JobState("finished" if result["measure"] == experiment.measure.model_dump(mode="json") else "begun", result)
 
 
+def _is_another(recipe: Recipe, asked: Recipe) -> bool:
+    """Whether a run was trained in another way. Its folder may have moved, or be written differently."""
+    return recipe.model_copy(update={"output": asked.output}) != asked
+
+
 def _read_result(path: Path) -> dict[str, Any]:
     """Raises ValueError naming a file that is damaged."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _Stored.model_validate(result)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise ValueError(f"{path}: damaged ({what}); remove it, and the model is measured again") from None
     except ValueError as error:
         raise ValueError(f"{path}: damaged ({error}); remove it, and the model is measured again") from None
-    if not isinstance(result, dict) or not {"measure", "training", "values"} <= result.keys():
-        raise ValueError(f"{path}: damaged (something is missing); remove it, and the model is measured again")
     return result
 
 
