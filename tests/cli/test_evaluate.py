@@ -174,7 +174,7 @@ def test_dry_run_prints_prompts_and_reads_no_model(arguments: list[Any], monkeyp
     monkeypatch.setattr("fullband.loading.load_model", lambda *asked, **more: pytest.fail("read the model"))
     done = fullband(*arguments, "--dry-run")
     assert "Question: 0?\nAnswer:" in done.out and "→ ' yes'" in done.out and "Question: What is 0 + 1?" in done.out
-    first = fullband(*arguments, "--dry-run", "--json").json[0]
+    first = fullband(*arguments, "--dry-run", "--json").json["prompts"][0]
     assert first["task"] == "arc_easy" and first["continuations"] == [" yes", " no"] and first["tokens"] > 20
 
 
@@ -225,6 +225,25 @@ def test_a_folder_that_cannot_be_written(text_run: Trained, data: Path, tmp_path
 
 def test_a_folder_with_another_evaluation(whole: Path, arguments: list[Any]) -> None:
     assert "holds an evaluation with another shots" in refused(*arguments, "--shots", 0, "-o", whole)
+
+
+def test_a_folder_is_refused_before_any_work(whole: Path, arguments: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A baseline that the report could not lay beside this, another model's, and answers of nobody knows which model."""
+    monkeypatch.setattr("fullband.evaluate.run.evaluate", lambda *asked, **more: pytest.fail("worked"))
+    part, beside = tmp_path / "part", tmp_path / "part" / "baseline"
+    shutil.copytree(whole, part)
+    shutil.copytree(whole, beside)
+    plan = json.loads((beside / "plan.json").read_text())
+    (beside / "plan.json").write_text(json.dumps(plan | {"readings": [0], "modes": ["standard"], "limit": 2}))
+    name = plan["model"]["name"]
+    expected = (
+        f"{beside}: asked with another limit (2 there) than this evaluation; evaluate again with --baseline {name}, or remove that folder"
+    )
+    assert refused(*arguments, "-o", part) == f"error: {expected}"
+    line = refused(*arguments, "--baseline", checkpoint_of(Path(name)), "-o", part)
+    assert f"{beside}: holds an evaluation with another model; give another --output" in line
+    (part / "plan.json").unlink()
+    assert f"{part}: holds scores.jsonl but no plan.json that says of what model" in refused(*arguments, "-o", part)
 
 
 def test_another_limit_keeps_the_answers_that_there_are(whole: Path, arguments: list[Any], tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def evaluate(
     from fullband.evaluate.harness.tasks import offline
     from fullband.evaluate.harness.text import HarnessText
     from fullband.evaluate.plan import Plan, check_folder, plan_names
+    from fullband.evaluate.report.results import BASELINE, gather_baseline
     from fullband.evaluate.run import load_material
 
     if data_dir is not None:
@@ -102,7 +103,7 @@ def evaluate(
     check_modes(plan)
     precision = parse_dtype(dtype)
     text = HarnessText.of_folder(small_files(model))
-    text_of_baseline = HarnessText.of_folder(small_files(baseline)) if baseline is not None else text  # refused before hours of the model
+    text_of_baseline = HarnessText.of_folder(small_files(baseline)) if baseline is not None else text
     if dry_run:
         print_prompts(plan, text, data_dir, as_json)
         return
@@ -112,10 +113,16 @@ def evaluate(
         folder = folder / f"shard-{plan.shard[0] + 1}-of-{plan.shard[1]}"
     if {"humaneval", "mbpp"} & set(plan.generative):
         make_sandbox(unsandboxed)  # refused before hours of answers
+    part = folder / BASELINE
+    if baseline is not None:  # refused before hours of the model; one model in memory at a time
+        check_folder(part, plan.of_baseline(), open_subject(baseline, device, precision).about)
     subject = open_subject(model, device, precision)
     if subject.standard_only:
         plan = plan.of_baseline()
-    if check_folder(folder, plan, subject.about):
+    was_begun = check_folder(folder, plan, subject.about)
+    if baseline is None:
+        gather_baseline([folder], plan)  # refused too: one that this can't be laid beside
+    if was_begun:
         messages().print(f"going on with {folder}", soft_wrap=True)
     with evaluation_progress(messages()) as watch:
         material = load_material(plan, text, data_dir)
@@ -127,7 +134,6 @@ def evaluate(
             def watch_baseline(what: str, done: int, total: int) -> None:
                 watch(f"baseline: {what}", done, total)
 
-            part = folder / "baseline"
             run_part(other, text_of_baseline, plan.of_baseline(), beside, part, watch_baseline, batch_rows, workers, unsandboxed)
     finish(whole if plan.shard[1] == 1 else folder, plan, as_json)
 
@@ -218,7 +224,7 @@ def print_prompts(plan: Plan, text: HarnessText, data_dir: Path | None, as_json:
 
     shown = show_prompts(load_material(plan, text, data_dir), plan)
     if as_json:
-        print_json([one | {"tokens": len(text.encode(one["prompt"]))} for one in shown])
+        print_json({"prompts": [one | {"tokens": len(text.encode(one["prompt"]))} for one in shown]})
         return
     for one in shown:
         output().rule(f"{one['task']}, document {one['document']}: {len(text.encode(one['prompt']))} tokens")

@@ -18,7 +18,8 @@ from fullband.evaluate.harness.definitions import SUITES
 from fullband.files import check_place, file_hash, write_json
 
 PLAN = "plan.json"
-OF_ONE_LIMIT = ("tasks.jsonl", "documents.jsonl")  # journals that are made of the others, for the documents that are asked for
+JOURNALS = ("scores", "documents", "rollouts", "grades", "tasks")  # files beside it, .jsonl; see `run.Journals`
+OF_ONE_LIMIT = ("tasks", "documents")  # those that are made of the others, for the documents that are asked for
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,16 @@ def plan_names(names: Sequence[str], suite: str | None) -> dict[str, Any]:
 def check_folder(folder: Path, plan: Plan, model: Mapping[str, Any]) -> bool:
     """Whether the folder holds this evaluation already, with this limit or another: what was answered serves both.
 
-    Raises ValueError if it holds another evaluation, or can't be written.
+    Raises ValueError if it holds another evaluation, or results of which nobody knows what was asked, or can't be written.
     """
-    path = folder / PLAN
-    if not path.is_file():
+    if not (folder / PLAN).is_file():
         check_place(folder)
+        if found := [name for name in JOURNALS if (folder / f"{name}.jsonl").is_file()]:
+            raise ValueError(
+                f"{folder}: holds {found[0]}.jsonl but no {PLAN} that says of what model; give another --output, or remove the whole folder"
+            )
         return False
-    held, asked = read_json(path), _content(plan, model)
+    held, asked = read_plan(folder), _content(plan, model)
     differing = sorted(key for key in asked if held.get(key) != asked[key] and key != "limit")
     if differing:
         raise ValueError(f"{folder}: holds an evaluation with another {', '.join(differing)}; give another --output")
@@ -122,17 +126,25 @@ def check_folder(folder: Path, plan: Plan, model: Mapping[str, Any]) -> bool:
 def start(folder: Path, plan: Plan, model: Mapping[str, Any]) -> None:
     """Make the folder, and write into it what is asked. Where another limit was, answers and scores stay, and tasks are summed up anew."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, content = folder / PLAN, _content(plan, model)
-    if path.is_file() and read_json(path).get("limit") == content["limit"]:
+    content = _content(plan, model)
+    if (folder / PLAN).is_file() and read_plan(folder).get("limit") == content["limit"]:
         return
     for name in OF_ONE_LIMIT:
-        (folder / name).unlink(missing_ok=True)
-    write_json(path, content)
+        (folder / f"{name}.jsonl").unlink(missing_ok=True)
+    write_json(folder / PLAN, content)
 
 
 def _content(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(json.dumps({"model": model, **asdict(plan)}))
     return content
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """What the folder's plan.json says. Raises ValueError if it can't be read."""
+    try:
+        return read_json(folder / PLAN)
+    except ValueError as error:
+        raise ValueError(f"{error}; evaluate into another folder (--output), or remove this whole one") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

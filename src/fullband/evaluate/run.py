@@ -18,7 +18,7 @@ from fullband.evaluate.harness.model import FullBandLM
 from fullband.evaluate.harness.tasks import Benchmark, load_benchmarks
 from fullband.evaluate.harness.text import HarnessText
 from fullband.evaluate.journal import Journal
-from fullband.evaluate.plan import Plan
+from fullband.evaluate.plan import JOURNALS, Plan
 from fullband.evaluate.sandbox import Sandbox
 from fullband.feedback.passes import FeedbackModel
 
@@ -53,8 +53,7 @@ class Journals:
     @classmethod
     def open(cls, folder: Path) -> Journals:
         """Raises ValueError naming a damaged file."""
-        names = ("scores", "documents", "rollouts", "grades", "tasks")
-        return cls(*(Journal(folder / f"{name}.jsonl") for name in names))
+        return cls(**{name: Journal(folder / f"{name}.jsonl") for name in JOURNALS})
 
 
 def is_finished(plan: Plan, journals: Journals, name: str) -> bool:

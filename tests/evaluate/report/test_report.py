@@ -145,6 +145,30 @@ def test_shards_are_the_whole(tmp_path: Path) -> None:
         build_results(tmp_path / "parts")
 
 
+def test_a_baseline_was_asked_what_the_evaluation_was(tmp_path: Path) -> None:
+    """In every shard."""
+    for index in range(2):
+        write_run(tmp_path / f"shard-{index + 1}-of-2", 12, shard=(index, 2))
+        write_run(tmp_path / f"shard-{index + 1}-of-2" / "baseline", 12, shard=(index, 2), plain=True)
+    assert build_results(tmp_path)["baseline"] == MODEL
+    second = tmp_path / "shard-2-of-2" / "baseline"
+    content = (second / "plan.json").read_text()
+    for change, words in (
+        ({"limit": 3}, r"asked with another limit \(3 there\) than this evaluation; evaluate again with --baseline models/mine"),
+        ({"model": MODEL | {"weights": "1" * 64}}, "asked with another model than this evaluation"),
+    ):
+        (second / "plan.json").write_text(json.dumps(json.loads(content) | change))
+        with pytest.raises(ValueError, match=f"{second}: {words}"):
+            build_results(tmp_path)
+    (second / "plan.json").write_text(content)
+    (second / "tasks.jsonl").unlink()
+    with pytest.raises(ValueError, match=f"{second}: winogrande is not finished; evaluate again with --baseline models/mine"):
+        build_results(tmp_path)
+    shutil.rmtree(second)
+    with pytest.raises(ValueError, match=f"{second}: missing, while .*shard-1-of-2/baseline is there; evaluate again with --baseline"):
+        build_results(tmp_path)
+
+
 def test_runs_are_compared_on_what_both_were_asked(tmp_path: Path) -> None:
     write_run(tmp_path / "one", 20)
     write_run(tmp_path / "other", 12, better=0.25)
@@ -177,6 +201,33 @@ def test_an_evaluation_is_not_mixed_with_another(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another model; give another --output"):
         check_folder(tmp_path, plan, MODEL | {"weights": "1" * 64})
     assert not check_folder(tmp_path / "new", plan, MODEL)
+
+
+def test_results_without_a_plan_that_can_be_read_are_not_taken_over(tmp_path: Path) -> None:
+    plan = write_run(tmp_path, 3)
+    (tmp_path / "plan.json").write_text("{")
+    for ask in (lambda: check_folder(tmp_path, plan, MODEL), lambda: start(tmp_path, plan, MODEL), lambda: build_results(tmp_path)):
+        with pytest.raises(
+            ValueError, match=r"plan.json: not readable .*; evaluate into another folder \(--output\), or remove this whole"
+        ):
+            ask()
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"holds documents.jsonl but no plan.json that says of what model; give another --output, or remove"
+    ):
+        check_folder(tmp_path, plan, MODEL)
+
+
+def test_a_plan_that_does_not_say_a_limit_has_none(tmp_path: Path) -> None:
+    plan = write_run(tmp_path, 3)
+    older = json.loads((tmp_path / "plan.json").read_text())
+    del older["limit"]
+    (tmp_path / "plan.json").write_text(json.dumps(older))
+    assert check_folder(tmp_path, plan, MODEL)
+    results = write_results(tmp_path)
+    assert results["plan"]["limit"] is None and "--limit" not in markdown(results)
+    del results["plan"]["limit"]  # an older results.json
+    assert "--limit" not in markdown(results)
 
 
 def test_scores_as_text() -> None:

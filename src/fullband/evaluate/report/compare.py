@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fullband.evaluate.passk import Rollouts, pass_at_k
-from fullband.evaluate.plan import PLAN, read_json
+from fullband.evaluate.plan import read_plan
 from fullband.evaluate.report.results import SMOKE, Gathered, build_results, find_shards, plan_of
 from fullband.evaluate.report.tables import MODES, ReportTable, reading_label, score
 from fullband.evaluate.statistics import mcnemar, mean_estimate, paired_difference
@@ -65,7 +65,7 @@ def _scored(folder: Path) -> list[Scored]:
     shards = find_shards(folder)
     plan, results = plan_of(shards[0]), build_results(folder)
     held = Gathered(shards, plan)
-    name = f"{folder.name} ({Path(read_json(shards[0] / PLAN)['model']['name']).name})"
+    name = f"{folder.name} ({Path(read_plan(shards[0])['model']['name']).name})"
     made = []
     for task in plan.tasks:
         metric = results["tasks"][task]["metric"]

@@ -30,7 +30,7 @@ def about(results: Mapping[str, Any]) -> str:
     sentences = [f"Model: `{model['name']}`, {model['parameters']:,} parameters, {model['dtype']}."]
     if results["baseline"]:
         sentences.append(f"Baseline: `{results['baseline']['name']}`, read plainly.")
-    if plan["limit"]:
+    if plan.get("limit"):  # older evaluations may not say it
         sentences.append(f"Only the first {plan['limit']} of each task (`--limit`).")
     if results["smoke_test"]:
         sentences.append("Fewer than 200 problems in a task: this shows that the evaluation runs, not which is better.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fullband.evaluate.generative.summary import summarize
 from fullband.evaluate.harness.definitions import SHOT_OVERRIDES
 from fullband.evaluate.harness.summary import mean_of_tasks, summarize_task
 from fullband.evaluate.journal import Journal
-from fullband.evaluate.plan import PLAN, Plan, read_json
+from fullband.evaluate.plan import PLAN, Plan, read_json, read_plan
 from fullband.evaluate.run import Journals, is_finished
 from fullband.files import write_json
 
@@ -35,7 +36,7 @@ def find_shards(folder: Path) -> list[Path]:
     shards = sorted((path for path in folder.glob("shard-*-of-*") if (path / PLAN).is_file()), key=lambda path: plan_of(path).shard)
     if not shards:
         raise ValueError(f"{folder}: no evaluation there (neither {PLAN} nor shards)")
-    plans = [read_json(path / PLAN) for path in shards]
+    plans = [whole_plan(path) for path in shards]
     count = plans[0]["shard"][1]
     missing = sorted(set(range(count)) - {plan["shard"][0] for plan in plans})
     if missing:
@@ -52,15 +53,13 @@ def find_shards(folder: Path) -> list[Path]:
 def build_results(folder: Path) -> dict[str, Any]:
     """The numbers of a finished evaluation. Raises ValueError as `find_shards`, and if something is not finished."""
     shards = find_shards(folder)
-    plan = read_json(shards[0] / PLAN)
     asked = plan_of(shards[0])
-    own = Gathered(shards, asked)
-    other = Gathered([shard / BASELINE for shard in shards], asked.of_baseline()) if (shards[0] / BASELINE / PLAN).is_file() else None
+    own, other = Gathered(shards, asked), gather_baseline(shards, asked)
     tasks = {name: _task(name, own, other) for name in asked.tasks}
     return {
-        "model": plan["model"],
-        "baseline": read_json(shards[0] / BASELINE / PLAN)["model"] if other else None,
-        "plan": {key: value for key, value in plan.items() if key not in ("model", "shard")} | {"shards": len(shards)},
+        "model": whole_plan(shards[0])["model"],
+        "baseline": whole_plan(shards[0] / BASELINE)["model"] if other else None,
+        "plan": {key: value for key, value in asdict(asked).items() if key != "shard"} | {"shards": len(shards)},
         "smoke_test": _smallest(own, asked) < SMOKE,
         "tasks": tasks,
         "mean": _means(list(tasks.values())),
@@ -104,15 +103,15 @@ def finite(value: Any) -> Any:
 class Gathered:
     """What the folders of all shards hold."""
 
-    def __init__(self, folders: Sequence[Path], plan: Plan):
-        """Raises ValueError if a task is not finished in one of them."""
+    def __init__(self, folders: Sequence[Path], plan: Plan, remedy: str = "run the same command again, or with a smaller --limit"):
+        """Raises ValueError, which ends with the remedy, if a task is not finished in one of them."""
         self.documents, self.rollouts, self.grades = Journal(), Journal(), Journal()
         self.tasks: dict[str, dict[str, Any]] = {}
         for folder in folders:
             journals = Journals.open(folder)
             for name in (*plan.tasks, *plan.generative):
                 if not is_finished(plan, journals, name):
-                    raise ValueError(f"{folder}: {name} is not finished; run the same command again, or with a smaller --limit")
+                    raise ValueError(f"{folder}: {name} is not finished; {remedy}")
                 self._add(name, journals.tasks[f"task/{name}"])
             for into, part in zip(
                 (self.documents, self.rollouts, self.grades), (journals.documents, journals.rollouts, journals.grades), strict=True
@@ -128,6 +127,28 @@ class Gathered:
     def scores(self, name: str) -> list[dict[str, Any]]:
         found = [record for key, record in self.documents.items() if key.startswith(f"{name}/{record['task']}/")]
         return sorted(found, key=lambda record: (record["task"], record["document"]))
+
+
+def gather_baseline(shards: Sequence[Path], asked: Plan) -> Gathered | None:
+    """What stands beside an evaluation in its folders; None where no baseline does.
+
+    Raises ValueError if one is missing or not finished, or if it was asked something else, such as another limit.
+    """
+    folders = [shard / BASELINE for shard in shards]
+    there = [folder for folder in folders if (folder / PLAN).is_file()]
+    if not there:
+        return None
+    model = whole_plan(there[0])["model"]
+    again = f"evaluate again with --baseline {model['name']}"
+    expected = {"model": model, **asdict(asked.of_baseline())}
+    for folder in folders:
+        if folder not in there:
+            raise ValueError(f"{folder}: missing, while {there[0]} is there; {again}, or remove that one")
+        held = whole_plan(folder)
+        if differing := sorted(key for key in held if key != "shard" and held[key] != expected[key]):
+            words = ", ".join(f"limit ({held['limit'] or 'none'} there)" if key == "limit" else key for key in differing)
+            raise ValueError(f"{folder}: asked with another {words} than this evaluation; {again}, or remove that folder")
+    return Gathered(folders, asked.of_baseline(), f"{again}, or remove that folder")
 
 
 def _task(name: str, own: Gathered, other: Gathered | None) -> dict[str, Any]:
@@ -159,8 +180,8 @@ def _smallest(own: Gathered, plan: Plan) -> int:
 
 
 def plan_of(folder: Path) -> Plan:
-    """Raises ValueError for a plan of another version."""
-    held = read_json(folder / PLAN)
+    """Raises ValueError for a plan of another version, or one that can't be read."""
+    held = read_plan(folder)
     if unknown := held.keys() - {"model", *Plan.__dataclass_fields__}:
         raise ValueError(f"{folder / PLAN}: not a plan this version can read ({min(unknown)}: unknown)")
     try:
@@ -171,6 +192,11 @@ def plan_of(folder: Path) -> Plan:
         raise ValueError(
             f"{folder / PLAN}: not a plan this version can read ({what}: {first['msg'].removeprefix('Value error, ')})"
         ) from None
+
+
+def whole_plan(folder: Path) -> dict[str, Any]:
+    """The model and the plan, whole: an older plan.json may lack a key. Raises ValueError as `plan_of`."""
+    return {"model": read_plan(folder)["model"], **asdict(plan_of(folder))}
 
 
 def _versions() -> dict[str, str]:
