@@ -66,6 +66,30 @@ def test_text_that_cannot_be_read(recipe: Callable[..., Path], tmp_path: Path) -
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_conversations_without_an_answer_to_train_on(recipe: Callable[..., Path], tmp_path: Path, options: list[str]) -> None:
+    question, answer = ({"role": role, "content": role} for role in ("user", "assistant"))
+    names = {"good": [question, answer], "long": [question, answer | {"content": "a" * 99}], "unanswered": [question]}
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in names}
+    for name, messages in names.items():
+        Path(files[name]).write_text(json.dumps({"messages": messages}) + "\n")
+    (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m['content'] }};{% endfor %}")
+
+    def line(training: str, held_out: str) -> str:
+        source = {
+            "kind": "chat",
+            "paths": [files[training]],
+            "validation_paths": [files[held_out]],
+            "template": str(tmp_path / "plain.jinja"),
+        }
+        return refused("train", recipe(data={"source": source, "length": 24}), *options)
+
+    assert f"{files['long']}: no training answer fits rows of 24 tokens" in line("long", "good")
+    assert f"{files['unanswered']}: no training conversation has an answer" in line("unanswered", "good")
+    assert f"{files['long']}: no held-out answer fits rows of 24 tokens" in line("good", "long")
+    assert f"{files['unanswered']}: no held-out conversation has an answer" in line("good", "unanswered")
+
+
 def test_a_run_folder_that_cannot_be_written(recipe: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for folder in (tmp_path / "file" / "run", tmp_path / "file"):

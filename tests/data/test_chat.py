@@ -60,7 +60,8 @@ def test_answers_that_rows_cannot_hold_are_counted(chat_file: Path) -> None:
     held_out.write_text(chat_file.read_text())
     loader = loader_of(chat_file, length=30, validation_fraction=0.0, validation_paths=[str(held_out)])
     lengths = [len(answer) for line in chat_file.read_text().splitlines() for answer in encoder().answers(json.loads(line)["messages"])]
-    (notice,) = loader.notices()
+    notice, of_held_out = loader.notices()
+    assert of_held_out == notice.replace("40 conversations", "40 held-out conversations")
     assert notice.startswith(f"{sum(n > 30 for n in lengths)} of {len(lengths)} answers in the first 40 conversations are left out")
     assert notice.endswith(f"the longest takes {max(lengths)}")
 
@@ -177,15 +178,48 @@ def test_the_template_goes_with_the_checkpoint(chat_file: Path, tmp_path: Path) 
         ({"messages": [{"role": "user"}]}, r"chat.jsonl:1: messages, message 0: not an object with role and content"),
         ({"messages": [{"role": "bot", "content": ""}]}, r"message 0: role 'bot' is none of system, user, assistant"),
         ({"messages": [{"role": "user", "content": 3}]}, r"message 0: the field 'content' holds int, not text"),
-        ({"messages": turns("only a question")}, r"chat.jsonl: no training documents in it"),
-        ({"messages": turns("q" * 99, "a")}, r"chat.jsonl: no training documents in it"),
+        ({"messages": turns("only a question")}, r"chat.jsonl: no training conversation has an answer: a message of the assistant behind"),
+        ({"messages": []}, r"chat.jsonl: no training conversation has an answer"),
+        ({"messages": [{"role": "assistant", "content": "hello"}]}, r"chat.jsonl: no training conversation has an answer"),
+        (
+            {"messages": turns("q" * 99, "a")},
+            r"no training answer fits rows of 64 tokens .*data.length\); the shortest of the first 1 takes 107",
+        ),
     ],
 )
 def test_a_bad_record_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     (tmp_path / "chat.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     (tmp_path / "plain.jinja").write_text(PLAIN.source, encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        loader_of(tmp_path / "chat.jsonl", validation_fraction=0.0).next_batch()
+    loader = loader_of(tmp_path / "chat.jsonl", validation_fraction=0.0)
+    for read in (loader.next_batch, loader.notices):
+        with pytest.raises(ValueError, match=message):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [turns("q" * 99, "a"), turns("q" * 98, "a")],
+            r"no held-out answer fits rows of 64 tokens .*; the shortest of the first 2 takes 106",
+        ),
+        ([turns("only a question")], "no held-out conversation has an answer: a message of the assistant behind another one"),
+        ([], "no held-out conversations in it$"),
+    ],
+)
+def test_held_out_files_are_named(chat_file: Path, rows: list[Any], message: str) -> None:
+    path = chat_file.with_name("held-out.jsonl")
+    path.write_text("\n" + "".join(json.dumps({"messages": row}) + "\n" for row in rows), encoding="utf-8")
+    loader = loader_of(chat_file, validation_paths=[str(path)])
+    for read in (lambda: loader.validation_batches(9, 9), lambda: loader.validation_documents(9)):
+        with pytest.raises(ValueError, match=f"^{path}: {message}"):
+            read()
+
+
+def test_what_is_not_held_out_of_one_file_is_said_with_the_fraction(chat_file: Path) -> None:
+    chat_file.write_text("".join(chat_file.read_text().splitlines(keepends=True)[:1]))
+    with pytest.raises(ValueError, match=r"chat.jsonl: no held-out conversations in it; change data.source.validation_fraction"):
+        loader_of(chat_file, validation_fraction=1e-9).validation_batches(9, 9)
 
 
 @pytest.mark.parametrize(

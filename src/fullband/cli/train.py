@@ -63,6 +63,7 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
     import torch
 
     from fullband.cli.describe import describe_converted, describe_model, describe_run
+    from fullband.config import ChatSource
     from fullband.data.loader import build_loader
     from fullband.model import FullBandModel
     from fullband.optim.groups import describe_groups, parameter_groups
@@ -75,6 +76,9 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
     place = "cpu" if recipe.train.initial_checkpoint or model_origin(recipe) else "meta"  # no memory, unless there are weights to check
     with torch.device(place):
         model = build_model(recipe, loader)
+    notices = loader.notices()
+    if isinstance(recipe.data.source, ChatSource) and recipe.evaluation.rows:
+        loader.validation_batches(recipe.evaluation.rows, recipe.evaluation.batch_rows)  # as training begins; texts can be large, or far
     optim, length = recipe.optim, recipe.data.length
     if isinstance(model, FullBandModel):
         trunk, described = model.config.trunk, describe_model(model.config.trunk, model.config.fusion, length)
@@ -84,7 +88,7 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
     return {
         "device": str(device),
         "data": loader.fingerprint(),
-        "notices": loader.notices(),
+        "notices": notices,
         "groups": describe_groups(parameter_groups(model, optim.kind), optim),
         "model": described,
         "run": describe_run(recipe, trunk, feedback_of(recipe, model)),

@@ -34,14 +34,17 @@ ROLES = ("system", "user", "assistant")
 
 
 class ChatRecords(RecordReader):
-    """A conversation as a JSON list of messages, of a field of messages or of a prompt and its completion."""
+    """A conversation as a JSON list of messages, of a field of messages or of a prompt and its completion.
+
+    One without a message of the assistant is left out, unless `keep_all`.
+    """
 
     texts_only = False
 
-    def __init__(self, config: ChatSource):
+    def __init__(self, config: ChatSource, keep_all: bool = False):
         self.setting = "data.source.prompt_field and completion_field" if config.prompt_field else "data.source.messages_field"
         self.fields = [field for field in (config.prompt_field, config.completion_field) if field] or [config.messages_field]
-        self._system = config.system
+        self._system, self._keep_all = config.system, keep_all
 
     def text(self, record: Mapping[str, Any], where: str) -> str:
         if len(self.fields) == 2:
@@ -51,7 +54,8 @@ class ChatRecords(RecordReader):
             messages = self._messages(self.value(record, self.fields[0], where), f"{where}: {self.fields[0]}")
         if self._system is not None and (not messages or messages[0]["role"] != "system"):
             messages = [Message(role="system", content=self._system), *messages]
-        return json.dumps(messages, ensure_ascii=False) if any(m["role"] == "assistant" for m in messages) else ""
+        kept = self._keep_all or any(m["role"] == "assistant" for m in messages)
+        return json.dumps(messages, ensure_ascii=False) if kept else ""
 
     def _messages(self, value: Any, where: str) -> list[Message]:
         if not isinstance(value, list):
@@ -70,9 +74,9 @@ class ChatRecords(RecordReader):
         return f"chat fields {', '.join(self.fields)}{system}"
 
 
-def chat_source(config: ChatSource) -> TextSource:
+def chat_source(config: ChatSource, keep_all: bool = False) -> TextSource:
     """Conversations, each a document that `ChatEncoder` reads. ValueError for missing files, packages or data sets."""
-    reader = ChatRecords(config)
+    reader = ChatRecords(config, keep_all)
     if config.dataset is not None:
         same = ("dataset", "name", "split", "validation_split", "validation_documents")
         return HuggingFace(HuggingFaceSource.model_validate({key: getattr(config, key) for key in same}), reader)

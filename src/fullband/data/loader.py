@@ -17,7 +17,7 @@ from fullband.config import ChatSource, DataConfig, TaskSource
 from fullband.data.batch import Batch, Document
 from fullband.data.packing import as_document, one_a_row, pack, pack_documents, pieces_of
 from fullband.data.sources import TextSource, build_source
-from fullband.data.stream import DocumentStream, TokenStream
+from fullband.data.stream import DocumentStream, NoDocumentsError, TokenStream
 from fullband.data.tasks import Task, build_task
 from fullband.data.tokenizers import TaskTokenizer, Tokenizer, load_tokenizer
 
@@ -63,7 +63,7 @@ class Loader(ABC):
         """What decides the data, in words; a resumed run must find the same."""
 
     def notices(self) -> list[str]:
-        """What a reader of the recipe might not expect of its data, in words. Raises ValueError for data that can't be read."""
+        """What a reader of the recipe might not expect of its data, in words. Raises ValueError for data that can't be read or used."""
         return []
 
     def save(self, folder: Path) -> None:
@@ -135,7 +135,7 @@ class SourceLoader(Loader):
         return self.source.fingerprint() | row | ({} if self._packing else {"packing": "one document a row"})
 
     def _held_out_texts(self) -> list[str]:
-        """Held-out documents, in an order that mixes the source's files. Raises ValueError if there are none."""
+        """Held-out documents, in an order that mixes the source's files. Raises NoDocumentsError if there are none."""
         texts: list[str] = []
         characters = 0
         for _, text in self.source.documents("validation"):
@@ -144,7 +144,7 @@ class SourceLoader(Loader):
             if len(texts) >= VALIDATION_DOCUMENTS or characters >= VALIDATION_CHARACTERS:
                 break
         if not texts:
-            raise ValueError(f"{self.source.where}: no documents are held out for validation; {self.source.holding_out_hint}")
+            raise NoDocumentsError(f"{self.source.where}: no documents are held out for validation; {self.source.holding_out_hint}")
         # One fixed order, whatever the run's seed: runs with different seeds are compared on the same text.
         order = np.random.Generator(np.random.Philox(0)).permutation(len(texts))
         return [texts[i] for i in order]

@@ -23,6 +23,10 @@ GROUP_CHARACTERS = 1_000_000  # text tokenised at once
 GROUP_DOCUMENTS = 256
 
 
+class NoDocumentsError(ValueError):
+    """A split has no documents, or none that gives a part."""
+
+
 class Encoder(Protocol[Made]):
     """Makes parts of texts: a document's tokens, or the answers of a conversation."""
 
@@ -66,7 +70,7 @@ class DocumentStream(Generic[Parts]):
             self._index, self._offset = self._index + 1, 0
 
     def _document(self) -> Parts:
-        """Parts of the document the stream is in. ValueError if the source has no training text or can't be read."""
+        """Parts of the document the stream is in. NoDocumentsError if the source has no training text, ValueError if it can't be read."""
         texts = self._read_block() if self._texts is None else self._texts
         while self._index >= len(texts):
             texts = self._next_block(bool(texts))
@@ -87,7 +91,7 @@ class DocumentStream(Generic[Parts]):
             self._block += 1
         else:  # the source is at its end
             if not self._is_fruitful:
-                raise ValueError(f"{self._source.where}: no training documents in it; {self._source.holding_out_hint}")
+                raise NoDocumentsError(f"{self._source.where}: no training documents in it; {self._source.holding_out_hint}")
             self._epoch, self._block, self._is_fruitful = self._epoch + 1, 0, False
             self._reader = self._source.documents("train")
         self._index = self._offset = 0
