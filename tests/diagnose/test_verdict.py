@@ -24,6 +24,7 @@ def test_contracting(gain: float) -> None:
 def test_a_two_cycle_is_oscillating() -> None:
     found = judge(trace_passes(Toy(-1.0, start=4.0), rows(64), 24))
     assert found.word == "oscillating" and "return after 2 passes" in found.why[0]
+    assert "shrinks to the end at 0.0% of the positions" in found.why[1], "what would make it contracting, too"
 
 
 class Saturates(Toy):
@@ -38,6 +39,43 @@ def test_a_change_that_shrinks_at_first_and_then_no_longer_is_not_contracting() 
     assert trace.ratio_p99 < 0.98, "from the first change to the last it shrank everywhere"
     assert trace.late_ratio == pytest.approx(1, abs=1e-6) and trace.shrinking == 0
     assert judge(trace).word == "oscillating"
+
+
+class Uneven(Toy):
+    """A map that shrinks by half at two tokens and grows at the two others: it contracts over many positions, not at each."""
+
+    def __init__(self, grows: float):
+        super().__init__(start=4.0)
+        self.grows = grows
+
+    def fusion(self, embedding, carried, input_norm):  # type: ignore[no-untyped-def]
+        gain = torch.where(embedding[..., :4].argmax(-1, keepdim=True) < 2, 0.5, self.grows).double()
+        return torch.cat([embedding[..., :4], embedding[..., 4:] + gain * carried[..., 4:]], dim=-1)
+
+
+def test_an_uneven_contraction_is_no_oscillation() -> None:
+    """In each pass the change grows at some positions; its median and its 99th percentile over positions fall all the same."""
+    trace = trace_passes(Uneven(1.1), rows(128, count=8), 16, tolerance=1e-5)
+    assert trace.passes_needed[1e-5] is None and trace.shrinking < 0.95 and trace.ratio_p99 < 0.97
+    found = judge(trace)
+    assert found.word == "contracting" and f"at {trace.shrinking:.1%} of the positions. (Contracting: at 95%" in found.why[1]
+
+
+def test_too_few_passes_for_the_largest_changes() -> None:
+    batch = rows(192, count=8)
+    few = judge(trace_passes(Uneven(1.4), batch, 8, tolerance=1e-5))
+    assert few.word == "not measurable at this length" and "8 passes do not say whether" in few.why[0]
+    assert judge(trace_passes(Uneven(1.4), batch, 80, tolerance=1e-5)).word == "contracting"
+
+
+def test_a_few_positions_that_do_not_settle_are_no_contraction() -> None:
+    """The median has come below the tolerance, so nothing is left to wait for: it is the rest that decides."""
+    trace = trace_passes(Toy(-1.0, start=4.0), rows(64), 24)
+    settling = [
+        dataclasses.replace(r, change_past=r.change_past and dataclasses.replace(r.change_past, median=0.3**r.k)) for r in trace.records
+    ]
+    no_return = dataclasses.replace(trace.returns, distance=[1.0, 1.4, 1.7])
+    assert judge(dataclasses.replace(trace, records=settling, returns=no_return, shrinking=0.9)).word == "oscillating"
 
 
 def test_an_expansion_is_diverging() -> None:

@@ -2,16 +2,20 @@
 
 What would mislead, and is not asked: the mean change over whole rows (positions behind the wavefront are final whatever the model), the
 change ratio of rows that a fast wavefront has crossed meanwhile (hence the look at where positions arrive), and the norm of the Jacobian
-(good models have top singular values well above 1).
+(good models have top singular values well above 1). That not every single change shrinks from one pass to the next says little, too:
+where a map contracts slowly, that of a position is uneven, so in few passes its spread over positions tells more.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fullband.diagnose.records import PassRecord, Trace
+from fullband.diagnose.trace import SHRINKS
+from fullband.feedback.settling import FLOOR
 
 VerdictWord = Literal[
     "contracting", "wavefront-limited", "oscillating", "diverging", "not yet trained", "not measurable at this length"
@@ -21,6 +25,7 @@ LEARNED = 0.95  # a reading has learned something if its loss is below this shar
 CLIMB = 0.05  # of that loss: what counts as a loss that has risen
 LEAST_PASSES = 8  # past the wavefront, before anything is said about settling
 SETTLED = 0.95  # share of positions past the wavefront whose change must shrink to the end
+FALLS = 0.9  # of what it was in the third quarter of the passes, the change over positions in the last: below, it shrinks
 SLOW = 0.05  # passes a position: arrivals that rise faster than one pass in twenty positions wait for one another
 UNSETTLED_SLOPE = 0.9  # passes a position: at 1 nothing settles before it must
 GROWN = 2.0  # times the change and the state's scale must have grown to call it a flight
@@ -113,13 +118,17 @@ def _running_away(trace: Trace) -> Verdict | None:
 
 
 def _contracting(trace: Trace) -> Verdict | None:
+    """The change shrinks to the end: at nearly every position, or in the median and the 99th percentile over positions."""
     needed = trace.passes_needed[trace.tolerance]
-    if needed is None and trace.shrinking < SETTLED:
+    whole = trace.ratio_p99 < SHRINKS and _falls_to(trace, "median") < FALLS and _falls_to(trace, "p99") < FALLS
+    if needed is None and trace.shrinking < SETTLED and not whole:
         return None
-    share = (
-        f"At {trace.shrinking:.1%} of the positions past the wavefront the change shrinks to the end, or has come below {trace.tolerance:g}"
-    )
-    why = [f"{share}: ratio {trace.ratio_median:.3f} a pass in the median, {trace.ratio_p99:.3f} at the 99th percentile."]
+    why = [
+        f"At {trace.shrinking:.1%} of the positions past the wavefront the change shrinks to the end, or has come below "
+        f"{trace.tolerance:g}: ratio {trace.ratio_median:.3f} a pass in the median, {trace.ratio_p99:.3f} at the 99th percentile."
+    ]
+    if needed is None and trace.shrinking < SETTLED:
+        why = ["Past the wavefront the change shrinks, if not evenly.", _at_the_end(trace)]
     last = _last(trace)
     assert last.change_past is not None
     why.append(
@@ -145,8 +154,8 @@ def _cycling(trace: Trace) -> Verdict | None:
         "oscillating",
         [
             f"Past the wavefront states return after {period} passes: to within {trace.returns.distance[period - 1]:.2g} of the step that "
-            f"they make in one, which is {last.change_past.relative:.2g} of the state at pass {last.k} and does not shrink (x "
-            f"{trace.late_ratio:.3f} a pass at the end).",
+            f"they make in one, which is {last.change_past.relative:.2g} of the state at pass {last.k}.",
+            _at_the_end(trace),
             *_deep_loss(trace),
         ],
     )
@@ -172,22 +181,47 @@ def _waiting(trace: Trace) -> Verdict | None:
     exact = math.nan if trace.loss_exact_past is None else trace.loss_exact_past
     worth = "Waiting is worth it" if pays else "Waiting gains nothing here (rows longer than the model can follow?)"
     why.append(f"{worth}: past the wavefront exact reading has {exact:.3f} nats, the first {TRAINED_PASSES} passes {shallow:.3f} at best.")
-    return Verdict("wavefront-limited", why)
+    return Verdict("wavefront-limited", [*why, _at_the_end(trace)])
 
 
 def _unsettled(trace: Trace) -> Verdict:
-    """The change neither shrinks nor runs away nor returns, and nothing is gained by waiting. Bounded, it oscillates; a loss that still
-    climbs at the end says that it leads away."""
-    last, past = _last(trace), _past(trace)
+    """The change neither shrinks everywhere nor runs away nor returns, and nothing is gained by waiting. A loss that still climbs at the
+    end says that it leads away. Where the median is on its way down and only the largest changes are not yet, that is no oscillation: more
+    passes will say what it comes to."""
+    last = _last(trace)
     assert last.change_past is not None
-    quarter = max(1, len(past) // 4)
-    before, after = (sum(map(_loss_past, part)) / quarter for part in (past[-2 * quarter : -quarter], past[-quarter:]))
+    numbers = [_at_the_end(trace), *_deep_loss(trace)]
+    before, after = _last_quarters([_loss_past(record) for record in _past(trace)])
     climbing = after > before + CLIMB * reference_loss(trace)
-    moving = (
-        f"Past the wavefront the change does not settle: {last.change_past.relative:.2g} of the state at pass {last.k} "
-        f"(ratio {trace.ratio_median:.3f} a pass in the median, {trace.ratio_p99:.3f} at the 99th percentile)."
+    if not climbing and trace.tolerance <= last.change_past.median and _falls_to(trace, "median") < FALLS:
+        early = f"{last.k} passes do not say whether all states settle; most are about to. Run more, over rows of twice as many positions."
+        return Verdict("not measurable at this length", [early, *numbers])
+    moving = f"Past the wavefront the change does not settle: {last.change_past.relative:.2g} of the state at pass {last.k}."
+    return Verdict("diverging" if climbing else "oscillating", [moving, *numbers])
+
+
+def _at_the_end(trace: Trace) -> str:
+    """Whether the change shrinks, and from where on it would count as contracting."""
+    median, p99 = _falls_to(trace, "median"), _falls_to(trace, "p99")
+    return (
+        f"The change has a ratio of {trace.ratio_median:.3f} a pass in the median, {trace.ratio_p99:.3f} at the 99th percentile; in the "
+        f"last quarter of the passes it is x {median:.2f} that of the third in the median, x {p99:.2f} at the 99th percentile; it shrinks "
+        f"to the end at {trace.shrinking:.1%} of the positions. (Contracting: at {SETTLED:.0%}; or both below {FALLS:g}, with 99% of the "
+        f"ratios below {SHRINKS:g}.)"
     )
-    return Verdict("diverging" if climbing else "oscillating", [moving, *_deep_loss(trace)])
+
+
+def _falls_to(trace: Trace, over_positions: Literal["median", "p99"]) -> float:
+    """The change past the wavefront in the last quarter of the passes over that in the quarter before."""
+    changes = [record.change_past for record in _past(trace) if record.change_past is not None]
+    before, after = _last_quarters([change.median if over_positions == "median" else change.p99 for change in changes])
+    return after / max(before, FLOOR)
+
+
+def _last_quarters(values: Sequence[float]) -> tuple[float, float]:
+    """Means of the third quarter and of the last."""
+    quarter = max(1, len(values) // 4)
+    return sum(values[-2 * quarter : -quarter]) / quarter, sum(values[-quarter:]) / quarter
 
 
 def _deep_loss(trace: Trace) -> list[str]:
