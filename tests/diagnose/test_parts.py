@@ -55,6 +55,14 @@ def test_a_rollout_of_a_growing_map_drifts() -> None:
         roll_out(Toy(0.5), [[1, 2], [1, 2, 3]], 4)
 
 
+def test_a_rollout_of_one_token_reads_none(isometric_model) -> None:  # type: ignore[no-untyped-def]
+    """The last new token is not read, so there is no scale to note; two are the fewest."""
+    assert roll_out(Toy(0.5), rows(4).tokens.tolist(), 2).places == [1]
+    for measure in (lambda: roll_out(Toy(0.5), rows(4).tokens.tolist(), 1), lambda: diagnose(Toy(0.5), rows(64), Settings(rollout=1))):
+        with pytest.raises(ValueError, match="a rollout is of at least 2 tokens, not 1"):
+            measure()
+
+
 def test_a_greedy_toy_repeats_itself() -> None:
     found = roll_out(Toy(0.5), rows(4).tokens.tolist(), 100)
     assert [(loop.period, loop.start) for loop in found.loops] == [(1, 0)] * 3
@@ -79,6 +87,17 @@ def test_reachability_is_the_papers(isometric_model) -> None:  # type: ignore[no
                 assert (standard.influence[target][position][source] > 0) == (source < target)
                 seen = source < 3 or position >= 2
                 assert (soft.influence[target][position][source] > 0) == seen
+
+
+@pytest.mark.parametrize(("fed_back", "carried"), [("first", 1), ("middle", 2), ("mix", 4), ("top", 4)])
+def test_reachability_of_a_lower_layer_fed_back(isometric_model, fed_back: str, carried: int) -> None:  # type: ignore[no-untyped-def]
+    """What is above the carried layer is read only by layers above it, as in Standard."""
+    standard, soft = measure_reach(isometric_model(layers=4, full_every=1, fed_back=fed_back), torch.arange(6), prompt=3)
+    assert standard.carried == soft.carried == carried and standard.unexpected == soft.unexpected == 0
+    for target in range(5):
+        for position in range(5):
+            reached = [value > 0 for value in soft.influence[target][position]]
+            assert reached == [source < target or source < carried + (position >= 2) for source in range(5)]
 
 
 def test_a_fusion_that_passes_nothing_on_breaks_eq_7(isometric_model) -> None:  # type: ignore[no-untyped-def]

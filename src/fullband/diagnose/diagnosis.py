@@ -10,7 +10,7 @@ from fullband.data.batch import Batch
 from fullband.diagnose.perturb import Perturbation, perturb
 from fullband.diagnose.reach import POSITIONS, Reach, measure_reach
 from fullband.diagnose.records import Trace
-from fullband.diagnose.rollout import Rollout, roll_out
+from fullband.diagnose.rollout import Rollout, check_rollout, roll_out
 from fullband.diagnose.rows import prompts_of
 from fullband.diagnose.trace import trace_passes
 from fullband.diagnose.verdict import Verdict, judge, reference_loss
@@ -28,7 +28,7 @@ class Settings:
 
     passes       most passes over the rows
     tolerance    relative change, and distance to exact reading, that count as settled
-    rollout      new tokens of a rollout; 0 = none
+    rollout      new tokens of a rollout, at least 2; 0 = none
     temperature  of the sampled rollout, beside the greedy one
     sigma        size of the perturbation, relative to the state's norm
     seed         of sampling, noise and projections
@@ -68,6 +68,8 @@ def diagnose(model: FeedbackModel, batch: Batch, settings: Settings | None = Non
     Raises ValueError for settings and rows that cannot be measured, before anything that takes long.
     """
     settings = settings or Settings()
+    if settings.rollout:
+        check_rollout(settings.rollout)
     batch.validate(model.trunk.vocab_size)
     report = watcher or (lambda what, done, total: None)
 
@@ -81,7 +83,9 @@ def diagnose(model: FeedbackModel, batch: Batch, settings: Settings | None = Non
         for name, temperature in (("generating, greedy", 0.0), ("generating, sampled", settings.temperature))
         if settings.rollout
     ]
+    report("following a nudge", 0, 1)
     perturbation = perturb(model, batch, settings.sigma, seed=settings.seed) if batch.shape[1] >= 4 else None
+    report("asking what states can read", 0, 1)
     reach, missing = _reach(model, batch, settings.seed)
     return Diagnosis(judge(trace), settings, trace, rollouts, perturbation, reach, missing)
 

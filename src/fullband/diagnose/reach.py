@@ -27,15 +27,17 @@ class Reach:
     """One mode's grid for the states of the last position.
 
     mode        standard, or soft behind a plain prompt of `prompt` positions
+    carried     the layer c whose state is fed back: L, unless the trunk hands on that of a lower one
     layers      the layers looked at, counted from 0 (the stack's input) to L
     influence   [target layer][source position][source layer]: ‖∂(w·h_t^l)/∂h_{t'}^{l'}‖·‖h_{t'}^{l'}‖ / ‖h_t^l‖, w of unit norm, mean over
                 projections; exactly 0 = unreachable. t is the last position; its own column is included
-    unexpected  how many past states (t' < t) break Eq. 2 in Standard (l' >= l reached) or Eq. 7 in Soft (a state that Eq. 7 says is
-                reached, and a plain prompt does not hide, is not)
+    unexpected  how many past states (t' < t) break Eq. 2 in Standard (l' >= l reached) or Eq. 7 in Soft (a state that it says is reached,
+                and a plain prompt does not hide, is not; or one that it says is not, is)
     """
 
     mode: str
     prompt: int
+    carried: int
     layers: list[int]
     influence: list[list[list[float]]]
     unexpected: int
@@ -54,7 +56,8 @@ def measure_reach(model: FeedbackModel, tokens: Tensor, prompt: int = 3, seed: i
         "standard": lambda: _read_plain(model, tokens_1T),
         "soft": lambda: _read_soft(model, tokens_1T, prompt),
     }
-    return [_measure(mode, reading, blocks, tokens_1T.shape[1], prompt, seed) for mode, reading in readings.items()]
+    carried = _carried_layer(model.trunk, len(blocks))
+    return [_measure(mode, reading, blocks, tokens_1T.shape[1], prompt, carried, seed) for mode, reading in readings.items()]
 
 
 def stack_blocks(trunk: Any) -> nn.ModuleList:
@@ -79,14 +82,19 @@ def _read_soft(model: FeedbackModel, tokens_1T: Tensor, prompt: int) -> None:
         states, cache = fused_pass(model, here, here, states[:, -1], cache=cache, keep="all")
 
 
-def _measure(mode: str, reading: Callable[[], None], blocks: nn.ModuleList, length: int, prompt: int, seed: int) -> Reach:
+def _carried_layer(trunk: Any, depth: int) -> int:
+    own = getattr(trunk, "fed_back", None)
+    return depth if own is None or own.depth is None else int(own.depth)
+
+
+def _measure(mode: str, reading: Callable[[], None], blocks: nn.ModuleList, length: int, prompt: int, carried: int, seed: int) -> Reach:
     depth = len(blocks)
     layers = sorted({round(i * depth / min(LAYERS, depth)) for i in range(min(LAYERS, depth) + 1)})
     with torch.enable_grad(), _recorded(blocks, length) as record:
         reading()
     generator = torch.Generator().manual_seed(seed)
     influence = [_influence(record, layer, layers, length, generator) for layer in layers]
-    return Reach(mode, prompt, layers, influence, _unexpected(mode, prompt, layers, influence))
+    return Reach(mode, prompt, carried, layers, influence, _unexpected(mode, prompt, carried, layers, influence))
 
 
 class _Record:
@@ -152,14 +160,14 @@ def _influence(record: _Record, layer: int, layers: list[int], length: int, gene
     return [list(row) for row in found.tolist()]
 
 
-def _unexpected(mode: str, prompt: int, layers: list[int], influence: list[list[list[float]]]) -> int:
-    top = layers[-1]
+def _unexpected(mode: str, prompt: int, carried: int, layers: list[int], influence: list[list[list[float]]]) -> int:
     count = 0
     for target, grid in zip(layers, influence, strict=True):
         for position, row in enumerate(grid[:-1]):
             for source, value in zip(layers, row, strict=True):
                 if mode == "standard":
                     count += source >= target and value > 0
-                else:  # the top states of a plain prompt are fed back only at its end
-                    count += (source < top or position >= prompt - 1) and value == 0
+                else:  # the carried states of a plain prompt are fed back only at its end
+                    fed = source <= carried if position >= prompt - 1 else source < carried
+                    count += (value > 0) != (source < target or fed)
     return count

@@ -81,7 +81,7 @@ class Trace:
 
     horizon        passes over which positions past the wavefront were measured
     ratio_median   over those positions: the geometric mean factor by which the change grows in a pass (< 1: it shrinks), while it is
-    ratio_p99      above rounding
+    ratio_p99      above rounding. NaN, as are the next two, where fewer than three passes were measured: a ratio takes two changes
     late_ratio     the median of that factor at the end: from the third quarter of the passes up to the horizon to the last one
     shrinking      share of those positions where the change still shrinks at the end (late ratio below 0.99) or is below `tolerance`
     passes_needed  {tolerance: first pass from which on the 99th percentile of relative change stayed below it up to the horizon, or None}

@@ -107,10 +107,12 @@ def roll_out(
     mode: str = "soft",
     progress: Progress | None = None,
 ) -> Rollout:
-    """Generate `tokens` tokens behind prompts of one length (at least 2), whatever stop ids there are.
+    """Generate `tokens` tokens (at least 2: the last one is not read) behind prompts of one length (at least 2), whatever stop ids there
+    are.
 
-    Raises ValueError as `stream`, and for prompts of different lengths or of a single token.
+    Raises ValueError as `stream`, for fewer tokens, and for prompts of different lengths or of a single token.
     """
+    check_rollout(tokens)
     lengths = {len(prompt) for prompt in prompts}
     if len(lengths) != 1 or min(lengths) < 2:
         raise ValueError(f"a rollout takes prompts of one length of at least 2 tokens, not of {sorted(lengths)}")
@@ -148,6 +150,12 @@ def roll_out(
         distinct=sum(distinct_ngrams(text) for text in texts) / len(texts),
         loops=[Loop(row, *loop) for row, text in enumerate(texts) if (loop := ending_loop(text)) is not None],
     )
+
+
+def check_rollout(tokens: int) -> None:
+    """Raises ValueError for a rollout that would read none of its tokens."""
+    if tokens < 2:
+        raise ValueError(f"a rollout is of at least 2 tokens, not {tokens}; the last one is not read")
 
 
 def distinct_ngrams(tokens: Sequence[int]) -> float:

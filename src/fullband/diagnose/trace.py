@@ -67,7 +67,7 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
     """Read `batch` again and again, up to `passes` (>= 3) times, and position by position to compare with.
 
     tolerance  relative change of a state below which it counts as settled
-    progress   called with (positions of exact reading and passes done, of how many)
+    progress   called with (passes done, of how many), first before rows are read exactly
     Raises ValueError for fewer passes, and for rows that do not fit the context.
     """
     if passes < 3:
@@ -78,6 +78,7 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
     one_document = bool((batch.documents == 0).all())
     layout = () if one_document else (batch.positions, batch.documents)
     positions = _Positions(batch, passes)
+    report(0, passes)
     exact_BTD = read_exact(model, batch.tokens, *layout)
     exact = _Exact(model, exact_BTD, positions)
     records: list[PassRecord] = []
@@ -106,7 +107,7 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
             fixed_at = k
             break
         previous_BTD = states_BTD
-    ratios_N, late_N = changes.ratios(), changes.late_ratios()
+    ratios_N, late_N = (changes.ratios(), changes.late_ratios()) if positions.horizon > 2 else (torch.empty(0), torch.empty(0))
     fixed = fixed_at is not None and fixed_at <= positions.horizon
     return Trace(
         rows=batch.shape[0],

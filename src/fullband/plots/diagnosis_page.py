@@ -182,8 +182,11 @@ def response(diagnosis: Mapping[str, Any]) -> str:
 def reach_text(diagnosis: Mapping[str, Any]) -> str:
     """Whether the grids are as the paper says."""
     broken = sum(grid["unexpected"] for grid in diagnosis["reach"])
+    grid = diagnosis["reach"][0]
+    carried, top = grid.get("carried", grid["layers"][-1]), grid["layers"][-1]
+    rule = "Eqs. 2 and 7 say" + ("" if carried == top else f" where layer {carried} is fed back instead of the top one")
     why = "attention windows shorter than the row, or a fusion that is still closed, hide states"
-    return f"{broken} states are not as Eqs. 2 and 7 say ({why})" if broken else "as Eqs. 2 and 7 say"
+    return f"{broken} states are not as {rule} ({why})" if broken else f"as {rule}"
 
 
 def reach(diagnosis: Mapping[str, Any]) -> str:
@@ -194,7 +197,7 @@ def reach(diagnosis: Mapping[str, Any]) -> str:
     grids = "".join(_grid(grid) for grid in diagnosis["reach"])
     caption = (
         f"Measured by gradients ({reach_text(diagnosis)}): how far a change of each state moves the one asked about, relative to both. In "
-        "Soft the dotted line ends the plain prompt, whose top states are fed back only at its end. Point at a state for its value."
+        "Soft the dotted line ends the plain prompt, whose states are fed back only at its end. Point at a state for its value."
     )
     return f'<ul class="legend">{keys}</ul><div class="grids">{grids}</div><figcaption>{caption}</figcaption>'
 
