@@ -26,6 +26,8 @@ def test_as_json(task_run: Trained) -> None:
     assert all(rollout["restarts"] for rollout in found["rollouts"]), "the context of 48 is shorter than 32 + 60"
     assert sum(reach["unexpected"] for reach in found["reach"]) == 0
     assert set(found["trace"]["passes_needed"]) == {"0.1", "0.01", "0.001"}
+    begun = ["reading in passes", "generating, greedy", "generating, sampled", "following a nudge", "asking what states can read"]
+    assert done.err.splitlines() == begun, "without a terminal, a line when something begins"
 
 
 def test_in_words(text_run: Trained) -> None:
@@ -100,7 +102,27 @@ def test_task_by_name(task_run: Trained) -> None:
         (("--temperature", "inf"), "above 0"),
         (("--output", f"{__file__}/report"), "can't be written"),
         (("--text", "nowhere.txt"), "nowhere.txt"),
+        (("--text", ""), "--text: a name of a file is empty"),
+        (("--rollout", "1"), "a rollout is of at least 2 tokens, not 1"),
     ],
 )
 def test_bad_input(task_run: Trained, options: tuple[str, ...], words: str) -> None:
     assert words in refused("diagnose", task_run.folder, *options)
+
+
+def test_a_file_without_the_field(text_run: Trained, tmp_path: Path) -> None:
+    """The hint is one for this command: it has no setting data.source.text_field."""
+    (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
+    assert "(set data.source.text_field in a recipe, and give it as --recipe instead)" in refused(
+        "diagnose", text_run.folder, "--text", tmp_path / "a.jsonl"
+    )
+
+
+def test_a_seed_too_large_names_the_option(task_run: Trained) -> None:
+    done = fullband("diagnose", task_run.folder, "--seed", str(2**32))
+    assert done.code == 2 and "--seed" in done.err and "4294967295" in done.err
+
+
+def test_what_two_passes_cannot_show_is_a_dash(task_run: Trained) -> None:
+    done = fullband("diagnose", task_run.folder, "--passes", "3", "--rows", "1", "--length", "4", "--rollout", "2")
+    assert done.code == 0 and "Change ratio a pass: median –, 99th percentile –, – at the end" in " ".join(done.out.split()), done.out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli.commands import fullband, refused
+from cli.commands import Trained, fullband, refused
 from fullband.config import TrunkConfig
 from fullband.data.program_tokenizer import ProgramTokenizer
 from fullband.model import FullBandModel
@@ -61,3 +61,12 @@ def test_tables(model: Path) -> None:
 )
 def test_refusals(model: Path, arguments: list[str], words: str) -> None:
     assert words in refused("probe", model, *arguments)
+
+
+def test_a_model_of_a_task_has_no_words_for_the_texts(task_run: Trained) -> None:
+    assert "the tokenizer task:group-word S3 has no words for App. F's texts" in refused("probe", task_run.folder)
+
+
+def test_a_seed_too_large_names_the_option(model: Path) -> None:
+    done = fullband("probe", model, "--seed", str(2**32))
+    assert done.code == 2 and "--seed" in done.err and "4294967295" in done.err

@@ -11,7 +11,7 @@ from rich.console import Console
 from cli.commands import RECIPE
 from fullband.cli import amounts
 from fullband.cli.progress import TrainingProgress, Work
-from fullband.cli.reading import reading_progress
+from fullband.cli.reading import ProgressLines, reading_progress
 from fullband.config import Recipe
 from fullband.feedback.converged import positions_to_read
 from fullband.feedback.passes import read
@@ -66,11 +66,21 @@ def test_reading_shows_a_bar_only_if_it_takes_long(isometric_model, feedback_pas
     assert not model.trunk._forward_hooks
 
 
-def test_reading_says_nothing_outside_of_a_terminal(isometric_model) -> None:
+@pytest.mark.parametrize(("patience", "lines"), [(0.0, ["reading"]), (60.0, [])])
+def test_reading_says_that_it_takes_long_outside_of_a_terminal(isometric_model, patience: float, lines: list[str]) -> None:
+    console, model = Console(file=io.StringIO()), isometric_model()
+    with reading_progress(console, model, 80, "reading", patience):
+        read(model, torch.zeros(1, 20, dtype=torch.long), 3)
+    assert written(console).splitlines() == lines
+
+
+def test_lines_come_when_something_begins_and_then_seldom() -> None:
     console = Console(file=io.StringIO())
-    with reading_progress(console, isometric_model(), 10, "reading", patience=0.0):
-        read(isometric_model(), torch.zeros(1, 20, dtype=torch.long), 3)
-    assert written(console) == ""
+    rare, often = ProgressLines(console), ProgressLines(console, every=0.0)
+    for lines in (rare, often):
+        for what, done in (("reading", "1 of 9"), ("reading", "2 of 9"), ("generating", "0 of 4")):
+            lines.say(what, done)
+    assert written(console).splitlines() == ["reading", "generating", "reading", "reading  2 of 9", "generating"]
 
 
 def test_positions_to_read() -> None:

@@ -26,7 +26,6 @@ EXAMPLES = """Examples:
   fullband diagnose MODEL --text notes.txt --rollout 0 --json
 """
 
-PATIENCE = 2.0  # seconds
 DOCUMENTS = 256  # that rows are cut from, at most
 
 
@@ -43,10 +42,10 @@ def diagnose(
         int | None, typer.Option(min=4, help="Positions of a row; default: 256 or twice the passes, as context and data allow.")
     ] = None,
     tolerance: Annotated[float, typer.Option(min=0, help="Relative state change that counts as settled.")] = 1e-2,
-    rollout: Annotated[int, typer.Option(min=0, help="Tokens of the rollouts, one greedy and one sampled; 0 = none.")] = 2048,
+    rollout: Annotated[int, typer.Option(min=0, help="Tokens of the rollouts, one greedy and one sampled, at least 2; 0 = none.")] = 2048,
     temperature: Annotated[float, typer.Option(help="Of the sampled rollout.")] = 1.0,
     sigma: Annotated[float, typer.Option(help="Size of the perturbation, relative to the state's norm.")] = 0.02,
-    seed: Annotated[int, typer.Option(min=0, help="Of sampling, noise and the task's rows.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of sampling, noise and the task's rows.")] = 0,
     folder: Annotated[
         Path | None, typer.Option("--output", metavar="DIR", help="Write diagnosis.json, report.html and figures (PNG, SVG) there.")
     ] = None,
@@ -144,14 +143,17 @@ def check_task(source: Any, tokenizer: Tokenizer) -> None:
 
 
 @contextmanager
-def progress(console: Any) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar for what is being measured, once it has taken two seconds; None without a terminal."""
+def progress(console: Any) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for what is being measured, once it has taken two seconds; lines without a terminal."""
     import time
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from fullband.cli.reading import PATIENCE, ProgressLines
+
     if not console.is_interactive:
-        yield None
+        lines = ProgressLines(console)
+        yield lambda what, done, total: lines.say(what, f"{done:,} of {total:,}")
         return
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     bar = Progress(*columns, console=console, transient=True)

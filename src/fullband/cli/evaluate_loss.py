@@ -66,8 +66,13 @@ def text_documents(paths: list[str], tokenizer: Tokenizer, limit: int) -> tuple[
     from fullband.config import FilesSource
     from fullband.data.files import Files
     from fullband.data.packing import as_document
+    from fullband.data.records import TextRecords
 
-    source = Files(FilesSource(paths=paths, validation_fraction=0.0))
+    if not all(path.strip() for path in paths):
+        raise ValueError("--text: a name of a file is empty")
+    reader = TextRecords("text")
+    reader.setting = "data.source.text_field in a recipe, and give it as --recipe instead"
+    source = Files(FilesSource(paths=paths, validation_fraction=0.0), reader)
     texts = [document for _, document in islice(source.documents("train"), limit)]
     return source.where, [as_document(tokens) for tokens in tokenizer.encode_documents(texts)]
 

@@ -32,7 +32,7 @@ def probe(
     groups: Annotated[
         int | None, typer.Option(min=4, help="Groups of examples in each setting, at most; all of App. F's without it.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the examples, the folds and the shuffled labels.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the examples, the folds and the shuffled labels.")] = 0,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Write results.json and the figures, PNG and SVG, here.")] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens read at a time: lower it where memory is short.")] = 32768,
     device: Device = "auto",

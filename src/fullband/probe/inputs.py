@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
-from fullband.data.tokenizers import Tokenizer
+from fullband.data.tokenizers import TaskTokenizer, Tokenizer
 from fullband.probe.examples import Setting
 
 
@@ -45,8 +45,11 @@ class Inputs:
 def encode_setting(setting: Setting, tokenizer: Tokenizer) -> Inputs:
     """Tokens in which all examples of a delay are equally long, as are those of a setting for which App. F says how long they are.
 
-    Shorter ones are padded at the front with newlines. Raises ValueError for a tokenizer in which the two answers are one.
+    Shorter ones are padded at the front with newlines. Raises ValueError for a tokenizer in which the two answers are one, and for one
+    that has no words for texts.
     """
+    if isinstance(tokenizer, TaskTokenizer):
+        raise ValueError(f"the tokenizer {tokenizer.name} has no words for App. F's texts: probe a model that was trained on text")
     encoded = [tokenizer.encode(example.text) for example in setting.examples]
     newline = tokenizer.encode("\n")[-1]
     longest = Counter[int]()
