@@ -12,7 +12,7 @@ from fullband.decode import generate
 from fullband.evaluate.harness import rows
 from fullband.evaluate.harness.rows import group_rows, rows_of
 from fullband.evaluate.harness.scoring import Continuation, score_continuations
-from fullband.evaluate.harness.states import MOST_SOFT_PASSES, Reading
+from fullband.evaluate.harness.states import Reading
 from fullband.feedback.passes import read
 from fullband.model import FullBandModel
 from hf.models import FAMILIES, shared
@@ -68,7 +68,7 @@ def questions() -> list[Continuation]:
 
     question, sentence, examples, limit = ids(40), ids(30), ids(44), ids(60)
     return [
-        *(Continuation(question, ids(n)) for n in (1, 3, 3, MOST_SOFT_PASSES + 4)),
+        *(Continuation(question, ids(n)) for n in (1, 3, 3, 20)),
         *(Continuation((*sentence, *option, 1, 2), (3, 4, 5)) for option in ((6, 7), (8,), (9, 9, 9))),
         *(Continuation((*examples, *ids(n)), ids(2)) for n in (5, 9, 2)),
         *(Continuation(limit, ids(4)) for _ in range(3)),
@@ -160,9 +160,18 @@ def test_groups_are_a_partition_that_saves_positions() -> None:
         assert sum(len(batch) for batch in batches) == len(groups)
 
 
+def test_soft_without_a_cache_to_step_from(isometric_model: Callable[..., FullBandModel]) -> None:
+    model = isometric_model()
+    model.trunk.reuses = False
+    asked = requests()[:6]
+    for request, scores in zip(asked, score_continuations(model, asked, ["soft", 1]), strict=True):
+        for reading, score in scores.items():
+            assert score.log_likelihood == pytest.approx(reference(model, request, reading), abs=1e-9), reading
+
+
 def test_long_continuations_in_soft_are_read_position_by_position(isometric_model: Callable[..., FullBandModel]) -> None:
     model = isometric_model()
-    request = Continuation((1, 2, 3), tuple(i % 23 for i in range(MOST_SOFT_PASSES + 9)))
+    request = Continuation((1, 2, 3), tuple(i % 23 for i in range(25)))
     [scores] = score_continuations(model, [request], ["soft"])
     assert scores["soft"].log_likelihood == pytest.approx(reference(model, request, "soft"), abs=1e-9)
 

@@ -24,7 +24,6 @@ from fullband.feedback.passes import FeedbackModel, check_length, fused_pass, it
 # How context and continuation are read: whole after 0, 1, … feedback passes ("exact", "converged"), or as Soft would have made the
 # continuation: the context plainly, the continuation with its states fed back.
 Reading: TypeAlias = FeedbackPasses | Literal["soft"]
-MOST_SOFT_PASSES = 16  # over whole rows; above it, they are read position by position
 
 
 def shareable(model: FeedbackModel, readings: Sequence[Reading]) -> tuple[list[Reading], list[Reading]]:
@@ -49,9 +48,9 @@ def read_whole(model: FeedbackModel, rows: Sequence[Row], readings: Sequence[Rea
     for reading in readings:
         if reading == "soft":
             plain_BT = _before([row.start for row in rows], tokens_BT)
+            # Without a cache to step from: n passes make the first n fused positions exact (law 2), as many as a continuation feeds back.
             fused = max(len(row.inputs) - row.start for row in rows)
-            # n passes make the first n fused positions exact (law 2), so as many as the longest continuation feeds back make all exact.
-            yield reading, read(model, tokens_BT, fused if fused <= MOST_SOFT_PASSES else "exact", plain_BT=plain_BT)
+            yield reading, read(model, tokens_BT, "exact" if model.trunk.reuses else fused, plain_BT=plain_BT)
         elif reading == "converged":
             yield reading, read_converged(model, tokens_BT, torch.tensor(lengths))[0]
         elif reading == "exact":
