@@ -84,6 +84,15 @@ def test_the_page_of_what_was_not_measured(text_run: Trained, tmp_path: Path) ->
     assert not (tmp_path / "rollouts.png").exists() and not (tmp_path / "reachability.png").exists()
 
 
+def test_a_response_that_is_not_finite_has_a_report(task_run: Trained, tmp_path: Path) -> None:
+    done = fullband("diagnose", task_run.folder, *SHORT, "--sigma", "1e40", "--output", tmp_path)
+    assert done.code == 0, done.err
+    assert "A nudge of 1e+40 of a state's norm: x – a position" in done.out
+    assert json.loads((tmp_path / "diagnosis.json").read_text())["perturbation"]["along_positions"]["distance"][0] is None
+    assert (tmp_path / "report.html").is_file() and (tmp_path / "response.png").is_file()
+    assert fullband("plot", tmp_path, "-o", tmp_path / "figures").code == 0
+
+
 def test_task_by_name(task_run: Trained) -> None:
     assert fullband("diagnose", task_run.folder, *SHORT, "--task", "S3", "--length", "40", "--json").json["trace"]["length"] == 40
     assert "was not trained on this task" in refused("diagnose", task_run.folder, "--task", "A5")

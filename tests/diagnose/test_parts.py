@@ -27,6 +27,13 @@ def test_a_nudge_grows_by_the_gain(gain: float, growth: float) -> None:
         assert [b / a for a, b in pairwise(above)] == pytest.approx([growth] * (len(above) - 1), rel=error)
 
 
+def test_a_nudge_whose_square_overflows_is_measured(isometric_model) -> None:  # type: ignore[no-untyped-def]
+    model = isometric_model().float()
+    found = perturb(model, rows(40), 1e30).along_positions
+    assert found.distance[0] == pytest.approx(1e30, rel=1e-3) and math.isfinite(found.growth)
+    assert math.isnan(perturb(model, rows(40), 1e40).along_positions.growth)
+
+
 def test_a_nudge_of_a_model_is_alike_in_batches_and_seeds(isometric_model) -> None:  # type: ignore[no-untyped-def]
     model = isometric_model()
     batch = rows(40)

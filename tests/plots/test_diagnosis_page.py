@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 
-from fullband.plots.diagnosis_page import cells_of, needed_text, response
+from fullband.plots.diagnosis_page import cells_of, needed_text, reach_text, response
 from fullband.plots.settling import pass_ticks
+from fullband.plots.stability import plot_response
 
 
 def test_a_nudge_that_nothing_carries_on_is_drawn() -> None:
@@ -13,6 +17,21 @@ def test_a_nudge_that_nothing_carries_on_is_drawn() -> None:
     gone = {"distance": [0.02, 0.0, 0.0], "growth": 5e-4}
     drawn = response({"perturbation": {"sigma": 0.02, "position": 3, "along_positions": gone, "over_passes": None}})
     assert "along positions x 0.0005 in each" in drawn and "data-chart" in drawn
+
+
+@pytest.mark.parametrize("growth", [math.inf, None])
+def test_a_response_that_overflows_is_drawn(growth: float | None, tmp_path: Path) -> None:
+    away = {"distance": [1e30, math.inf, None, math.nan], "growth": growth}
+    found = {"perturbation": {"sigma": 1e30, "position": 3, "along_positions": away, "over_passes": away}}
+    assert "data-chart" in response(found)
+    plot_response(found, [tmp_path / "response.png"])
+
+
+def test_the_rule_of_reachability_names_the_layer_that_is_fed_back() -> None:
+    grid = {"layers": [0, 1, 2], "unexpected": 0}
+    assert reach_text({"reach": [grid]}) == "as Eqs. 2 and 7 say" == reach_text({"reach": [grid | {"carried": 2}]})
+    assert reach_text({"reach": [grid | {"carried": 1}]}) == "as Eqs. 2 and 7 say where layer 1 is fed back instead of the top one"
+    assert "2 states are not as Eqs. 2 and 7 say (attention" in reach_text({"reach": [grid | {"unexpected": 2}]})
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (2, 9), (1, 32), (2, 48), (2, 1000)])

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from cli.commands import fullband, refused
-from fullband.plots.gallery import figures_of, read_sources
-from fullband.plots.passes import passes_lines
+from fullband.plots.gallery import figures_of
+from fullband.plots.markers import run_style
+from fullband.plots.passes import passes_chart, passes_lines
+from fullband.plots.sources import read_sources
 from plots.test_runs import write_run
 
 HOVER = """<script>
@@ -132,15 +134,81 @@ def test_a_settling_picture_of_many_passes_is_figure_10(folders: list[Path]) -> 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     assert "nothing to draw; name a run folder (metrics.jsonl)" in refused("plot", tmp_path)
     (tmp_path / "diagnosis.json").write_text("{}")
-    assert "has no 'trace'" in refused("plot", tmp_path)
+    said = refused("plot", tmp_path)
+    assert "diagnosis.json: not as diagnose or probe writes it: verdict: required, but not given" in said
     (tmp_path / "diagnosis.json").write_text("{")
     assert "not readable as JSON" in refused("plot", tmp_path)
-    (tmp_path / "diagnosis.json").write_text('{"trace": {}}')
-    assert "has no 'settings'" in refused("plot", tmp_path)
     (tmp_path / "diagnosis.json").unlink()
     (tmp_path / "results.json").write_text('{"settings": []}')  # a probe that was interrupted before its first setting
     assert "nothing to draw" in refused("plot", tmp_path, "-o", tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("trace", "records"), None, "trace.records: required, but not given"),
+        (("trace", "records"), [], "trace.records: list should have at least 1 item"),
+        (("trace", "horizon"), "far", "trace.horizon: input should be a valid integer (given: 'far')"),
+        (("reach",), [{}], "reach.0.mode: required, but not given"),
+    ],
+)
+def test_a_damaged_diagnosis_is_named(folders: list[Path], tmp_path: Path, place: tuple[str, ...], value: Any, said: str) -> None:
+    found = json.loads((folders[2] / "diagnosis.json").read_text())
+    part = found
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    if value is None:
+        del part[place[-1]]
+    (tmp_path / "diagnosis.json").write_text(json.dumps(found))
+    line = refused("plot", tmp_path)
+    assert str(tmp_path / "diagnosis.json") in line and said in line
+
+
+def test_a_diagnosis_without_finite_numbers_is_drawn(folders: list[Path], tmp_path: Path) -> None:
+    """diagnose writes null for what is infinite: here all losses, changes and influences."""
+
+    def emptied(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: emptied(part) for key, part in value.items()}
+        return [emptied(part) for part in value] if isinstance(value, list) else None if isinstance(value, float) else value
+
+    found = emptied(json.loads((folders[2] / "diagnosis.json").read_text()))
+    assert found["trace"]["records"][3]["loss"] is None and found["reach"][0]["influence"][0][0][0] is None
+    (tmp_path / "diagnosis.json").write_text(json.dumps(found))
+    done = fullband("plot", tmp_path, "-o", tmp_path / "figures")
+    assert done.code == 0, done.err
+    assert "Loss by pass: no finite value." in (tmp_path / "figures" / "index.html").read_text()
+
+
+def many_runs(folder: Path, count: int) -> list[Path]:
+    return [write_run(folder / f"run-{n}", [1, 2], {1: {"0": 2.0 + n, "1": 1.9 + n, "exact": 1.8 + n}}) for n in range(count)]
+
+
+def test_runs_in_figure_4_look_different(tmp_path: Path) -> None:
+    """On the page as in the picture; the colours say which are exact."""
+    lines = passes_lines(read_sources(many_runs(tmp_path, 8)).runs)
+    chart = passes_chart(lines)
+    looks = re.findall(r'<svg class="swatch".*?<path class="([^"]*)"[^>]*?(stroke-dasharray="[^"]*")?/>(<polygon.*?>)</svg>', chart)
+    assert len(looks) == len(set(looks)) == 16
+    assert {key for key, _, _ in looks} == {"fused-8", "exact"}
+    drawn = [run_style(number) for number in range(8)]
+    assert len({str(style) for style in drawn}) == 8
+
+
+def test_more_runs_than_can_be_told_apart_are_two_figures(tmp_path: Path) -> None:
+    figures = figures_of(read_sources(many_runs(tmp_path, 10)))[:2]
+    assert [figure.name for figure in figures] == ["figure-4-left", "figure-4-left-2"]
+    assert figures[1].title.endswith("runs 9 to 10 of 10") and "run-9, exact" in figures[1].html and "run-7" not in figures[1].html
+
+
+def test_no_line_of_a_mark_is_drawn_over_a_label(drawn: Path) -> None:
+    text = (drawn / "index.html").read_text(encoding="utf-8")
+    assert text.count('class="note"') > 4
+    for chart in re.findall(r"<svg class=\"(?:desk|phone)\".*?</svg>", text, re.DOTALL):
+        marks, notes = (chart.rfind('class="mark'), chart.find('class="note"'))
+        assert notes == -1 or marks < notes
 
 
 def test_two_folders_of_one_name(folders: list[Path], tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fullband.plots.accuracy import plot_accuracy
+from fullband.plots.chart import Axis, Line, line_chart, log_axis, near_axis, nice_ticks
 from fullband.plots.curves import Curve, compute_at, plot_curves, read_curves
 from fullband.plots.style import DARK, DASHES, LIGHT, PASS_KEYS, reading_label
 
@@ -40,6 +43,26 @@ def test_the_running_mean_starts_at_the_first_value_and_forgets_by_compute() -> 
     dense, sparse = Curve(1, [9990, 10000], [0, 1], [4.0, 2.0]), Curve(3, [5000, 10000], [0, 1], [4.0, 2.0])
     assert dense.smooth == pytest.approx([4.0, 2 + 2 * math.exp(-0.1)])
     assert sparse.smooth == pytest.approx([4.0, 2.0])
+
+
+def test_the_running_mean_leaves_out_what_is_not_finite() -> None:
+    found = Curve(1, [10, 20, 30], [0, 1, 2], [math.nan, 4.0, math.nan]).smooth
+    assert math.isnan(found[0]) and found[1] == 4.0 and math.isnan(found[2])
+
+
+@pytest.mark.parametrize("values", [[], [math.nan, math.inf], [0.0], [1e300, math.inf], [1e-320, 1.0]])
+def test_axes_are_made_of_what_is_finite(values: list[float]) -> None:
+    for axis in (log_axis("y", values), near_axis("y", values)):
+        assert math.isfinite(axis.low) and axis.low < axis.high < math.inf and all(map(math.isfinite, axis.ticks))
+    assert nice_ticks(0) == nice_ticks(1.0)
+
+
+def test_a_value_that_is_not_finite_is_a_gap_in_a_line() -> None:
+    axis = Axis("x", 0, 5, (0, 5))
+    chart = line_chart("c", [Line("exact", "a", range(6), [1.0, 2.0, math.nan, None, math.inf, 3.0])], [], axis, axis)
+    assert chart.count('<polyline class="exact"') == 2 * 2, "two pieces at the desk, two on the phone"
+    data = json.loads(html.unescape(re.findall(r"data-chart='([^']*)'", chart)[0]))
+    assert data["lines"][0]["x"] == [0, 1, 5] and data["lines"][0]["y"] == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(("step", "compute"), [(None, None), (0, 10), (3, 70), (9, 70)])

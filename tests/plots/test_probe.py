@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fullband.plots.probe import plot_probe
+from fullband.plots.probe import _lowest, plot_probe
 
 PREFILLS = ["standard", "1", "2", "4", "full"]
 
@@ -44,3 +44,15 @@ def test_both_figures(result: dict[str, Any], tmp_path: Path) -> None:
 def test_what_was_not_probed_is_not_drawn(result: dict[str, Any], tmp_path: Path) -> None:
     one_sweep = result["settings"][:1]
     assert [path.name for path in plot_probe({"settings": one_sweep}, tmp_path)] == ["figure-7a.png", "figure-7a.svg"]
+
+
+def test_the_axis_reaches_down_to_the_lowest_accuracy(result: dict[str, Any]) -> None:
+    assert _lowest(result["settings"]) == 0.42
+    result["settings"][3]["prefills"][0]["depths"][1] |= {"accuracy": 0.2}
+    assert _lowest(result["settings"]) == pytest.approx(0.17)
+
+
+def test_a_probe_that_was_interrupted_is_drawn(result: dict[str, Any], tmp_path: Path) -> None:
+    """After its first setting with registers, before those with eight."""
+    drawn = plot_probe({"settings": result["settings"][2:3]}, tmp_path)
+    assert [path.name for path in drawn] == ["figure-7b.png", "figure-7b.svg"]

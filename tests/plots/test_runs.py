@@ -79,6 +79,41 @@ def test_the_page_holds_picture_and_numbers(folders: list[Path], tmp_path: Path)
     assert (tmp_path / "runs.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"tokens": "many"}, "step 1: tokens: input should be a valid number (given: 'many')"),
+        ({"loss_pass_2": None}, "step 1: loss_pass_2 is no number (given: None)"),
+        ({"passes": 0}, "step 1: passes: input should be greater than or equal to 1 (given: 0)"),
+        ({"validation": {}}, "step 1: validation: "),
+    ],
+)
+def test_numbers_of_another_kind_are_named(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    path = write_run(tmp_path / "run", [1, 2], {}) / "metrics.jsonl"
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{json.dumps(json.loads(second) | changed)}\n")
+    line = refused("plot", path.parent, "-o", tmp_path / "figures")
+    assert f"{path}: {said}" in line
+
+
+@pytest.mark.parametrize("lost", [[1], [0, 1, 2]])
+def test_losses_that_are_not_finite_are_gaps(tmp_path: Path, lost: list[int]) -> None:
+    folder = write_run(tmp_path / "run", [1, 2, 2], {2: {"0": 2.0, "1": float("inf")}})
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for step in lost:
+        entries[step] |= {key: float("nan") for key in entries[step] if key.startswith("loss_pass_")}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    done = fullband("plot", folder, "-o", tmp_path / "figures")
+    assert done.code == 0, done.err
+    assert "NaN" not in (tmp_path / "figures" / "index.html").read_text(), "the page's script reads JSON"
+    assert fullband("compare-runs", folder, "-o", tmp_path / "runs.html").code == 0
+
+
+def test_pictures_of_many_runs_are_several(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / f"run-{n}", [1, 2], {1: {"0": 2.0}})) for n in range(9)]
+    assert page(runs[:8]).count("<svg") == 1 and page(runs).count("<svg") == 2
+
+
 def test_deeper_readings_share_the_nearest_colour() -> None:
     found = [colour_key(f"fused-{passes}") for passes in ("0", "1", "3", "20", "exact", "converged")]
     assert found == ["fused-0", "fused-1", "fused-2", "fused-16", "exact", "exact"]

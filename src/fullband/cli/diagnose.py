@@ -177,7 +177,7 @@ def progress(console: Any) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def write_report(folder: Path, described: dict[str, Any]) -> None:
-    """diagnosis.json, report.html, and the figures as PNG and SVG."""
+    """diagnosis.json, report.html, and the figures as PNG and SVG, all of the same numbers: what is not finite is null."""
     from fullband.cli.console import finite
     from fullband.files import write_bytes, write_json
     from fullband.plots.diagnosis_page import page
@@ -185,8 +185,9 @@ def write_report(folder: Path, described: dict[str, Any]) -> None:
     from fullband.plots.settling import plot_settling
     from fullband.plots.stability import plot_arrival, plot_response, plot_rollouts
 
+    described = finite(described)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "diagnosis.json", finite(described))
+    write_json(folder / "diagnosis.json", described)
     write_bytes(folder / "report.html", page(described).encode())
     figures = {"settling": plot_settling, "arrival": plot_arrival}
     if described["reach"]:

@@ -29,7 +29,8 @@ def plot(
     """
     from fullband.cli.console import output as stdout
     from fullband.cli.console import print_json
-    from fullband.plots.gallery import read_sources, write_gallery
+    from fullband.plots.gallery import write_gallery
+    from fullband.plots.sources import read_sources
 
     names = write_gallery(read_sources(folders), output)
     if as_json:

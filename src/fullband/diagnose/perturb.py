@@ -24,7 +24,7 @@ FLOOR = 1e-5  # relative distance at which rounding takes over
 @dataclass(frozen=True)
 class Response:
     """Mean relative distance ‖h' - h‖ / ‖h‖ after 0, 1, 2, … positions or passes (0 = the nudge itself), and the geometric mean factor
-    by which it grew in each of them, as long as it was above rounding."""
+    by which it grew in each of them, as long as it was above rounding; NaN where it was not finite to begin with."""
 
     distance: list[float]
     growth: float
@@ -91,11 +91,14 @@ def _nudge(states: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
 
 
 def _distance(found: Tensor, clean: Tensor) -> float:
-    norms = clean.norm(dim=-1).double().clamp(min=torch.finfo(torch.float32).tiny)
-    return float(((found - clean).norm(dim=-1).double() / norms).mean())
+    """In float64: the square of a large distance is not finite before."""
+    norms = clean.double().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
+    return float(((found.double() - clean.double()).norm(dim=-1) / norms).mean())
 
 
 def _response(distances: list[float]) -> Response:
     above = next((n for n, distance in enumerate(distances) if distance <= FLOOR), len(distances) - 1)
+    if not math.isfinite(distances[0]):
+        return Response(distances, math.nan)
     growth = (max(distances[above], FLOOR) / max(distances[0], FLOOR)) ** (1 / above) if above else 0.0
     return Response(distances, growth)

@@ -11,9 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from fullband.plots.markers import outline
+from fullband.plots.numbers import drawn, finite
 from fullband.plots.style import DASHES
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -22,13 +25,16 @@ STYLE, SCRIPT = Path(__file__).with_name("chart.css"), Path(__file__).with_name(
 
 @dataclass(frozen=True)
 class Line:
-    """A named line; `key` is its style. `faint` values are drawn behind it (a raw curve behind its running mean)."""
+    """A named line; `key` is its style. `faint` values are drawn behind it (a raw curve behind its running mean). `dash` (an SVG dash
+    array) and `marker` tell lines of one style apart. A value that is not finite is a gap."""
 
     key: str
     label: str
     x: Sequence[float]
-    y: Sequence[float]
-    faint: Sequence[float] | None = None
+    y: Sequence[float | None]
+    faint: Sequence[float | None] | None = None
+    dash: str | None = None
+    marker: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,63 +82,79 @@ DESK, PHONE = Size("desk", 760, 380), Size("phone", 360, 320, left=52, right=10)
 
 
 def nice_ticks(high: float, about: int = 5) -> list[float]:
-    """Round numbers from 0 to `high`."""
+    """Round numbers from 0 to `high` > 0 (where nothing was measured above 0: to 1)."""
+    high = high if 0 < high < math.inf else 1.0
     rough = high / about
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
     return [round(step * i, 10) for i in range(int(high / step + 1e-9) + 1)]
 
 
-def log_axis(label: str, values: Sequence[float], **options: Any) -> Axis:
+def log_axis(label: str, values: Sequence[float | None], **options: Any) -> Axis:
     """A logarithmic axis of whole decades around the values above 0 (at least one); up to six labelled ticks."""
-    above = [value for value in values if value > 0] or [1.0]
-    low, high = math.floor(math.log10(min(above))), math.ceil(math.log10(max(above)))
+    above = [value for value in finite(values) if value > 0] or [1.0]
+    low, high = max(-300, math.floor(math.log10(min(above)))), min(308, math.ceil(math.log10(max(above))))
     high = max(high, low + 1)
     step = math.ceil((high - low) / 6)
     return Axis(label, 10.0**low, 10.0**high, [10.0**power for power in range(low, high + 1, step)], log=True, **options)
 
 
-def near_axis(label: str, values: Sequence[float]) -> Axis:
+def near_axis(label: str, values: Sequence[float | None]) -> Axis:
     """An axis around the values, which need not reach down to 0."""
-    margin = 0.06 * (max(values) - min(values)) or 0.1
-    low, high = min(values) - margin, max(values) + margin
+    near = finite(values) or [0.0]
+    margin = 0.06 * (max(near) - min(near)) or 0.1 * max(1.0, abs(near[0]))
+    low, high = min(near) - margin, max(near) + margin
     step = nice_ticks(high - low)[1]
     ticks = [round(step * i, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return Axis(label, low, high, ticks, digits=3)
 
 
 def line_chart(title: str, lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis) -> str:
-    """A <figure> with a legend and the chart in both sizes. Values should lie within the axes; lines are cut at their edges."""
-    legend = "".join(f"<li>{_swatch(line.key)}{escape(line.label)}</li>" for line in lines)
-    charts = "".join(_svg(title, lines, marks, x, y, size) for size in (DESK, PHONE))
+    """A <figure> with a legend and the chart in both sizes. Values should lie within the axes; lines are cut at their edges. Lines
+    without a finite value are left out."""
+    shown = [line for line in lines if finite(line.y)]
+    if not shown:
+        return f"<p>{escape(title)}: no finite value.</p>"
+    legend = "".join(f"<li>{_swatch(line)}{escape(line.label)}</li>" for line in shown)
+    charts = "".join(_svg(title, shown, marks, x, y, size) for size in (DESK, PHONE))
     canvas = f'<div class="canvas">{charts}<div class="tip" hidden></div></div>'
     return f'<figure class="chart"><ul class="legend">{legend}</ul>{canvas}</figure>'
 
 
-def _swatch(key: str) -> str:
-    return f'<svg class="swatch" width="22" height="8" aria-hidden="true"><path class="{key}" d="M1 4H21"{_dash(key)}/></svg>'
+def _swatch(line: Line) -> str:
+    width = 36 if line.marker else 22
+    sample = f'<path class="{line.key}" d="M1 5H{width - 1}"{_dash(line)}/>{_marker(line, width / 2, 5, 4.5)}'
+    return f'<svg class="swatch" width="{width}" height="10" aria-hidden="true">{sample}</svg>'
 
 
-def _dash(key: str) -> str:
-    return f' stroke-dasharray="{DASHES[key]}"' if key in DASHES else ""
+def _dash(line: Line) -> str:
+    pattern = DASHES.get(line.key, "") if line.dash is None else line.dash
+    return f' stroke-dasharray="{pattern}"' if pattern else ""
+
+
+def _marker(line: Line, x: float, y: float, radius: float = 5.5) -> str:
+    return f'<polygon class="{line.key}" points="{outline(line.marker, x, y, radius)}"/>' if line.marker else ""
 
 
 def _svg(title: str, lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis, size: Size) -> str:
     plot = _Plot(x, y, size)
     parts = [plot.axes()]
     parts += [plot.path(line.x, line.faint, f"{line.key} faint", "") for line in lines if line.faint]
-    parts += [plot.path(line.x, line.y, line.key, _dash(line.key)) for line in lines]
-    parts += [plot.mark(mark) for mark in marks]
+    parts += [plot.path(line.x, line.y, line.key, _dash(line)) + plot.markers(line) for line in lines]
+    parts += [plot.mark_line(mark) for mark in marks] + [plot.mark_label(mark) for mark in marks]
     parts.append(f'<line class="cursor" y1="{size.top}" y2="{plot.bottom}" visibility="hidden"/>')
+    points = [[(a, b) for a, b in zip(line.x, drawn(line.y), strict=True) if b == b] for line in lines]
+    places = [_short([a for a, _ in own], 4) for own in points]
+    values = [[b for _, b in own] for own in points]
     data = {
         "left": size.left,
         "width": plot.width,
         "x": {"low": x.low, "high": x.high, "digits": x.digits, "prefix": x.prefix, "unit": x.unit, "log": x.log},
         "y": {"digits": y.digits, "log": y.log},
-        "grid": _short(max((line.x for line in lines), key=len), 4),
+        "grid": max(places, key=len),
         "lines": [
-            {"key": line.key, "label": line.label, "x": _short(line.x, 4), "y": _significant(line.y) if y.log else _short(line.y, 3)}
-            for line in lines
+            {"key": line.key, "label": line.label, "x": at, "y": _significant(own) if y.log else _short(own, 3)}
+            for line, at, own in zip(lines, places, values, strict=True)
         ],
     }
     return (
@@ -168,9 +190,21 @@ class _Plot:
     def at_y(self, value: float) -> float:
         return round(self.bottom - min(1.0, max(0.0, self.y.share(value))) * (self.bottom - self.size.top), 1)
 
-    def path(self, x: Sequence[float], y: Sequence[float] | None, key: str, attributes: str) -> str:
-        points = " ".join(f"{self.at_x(a)},{self.at_y(b)}" for a, b in zip(x, y or [], strict=True))
-        return f'<polyline class="{key}" points="{points}"{attributes}/>'
+    def path(self, x: Sequence[float], y: Sequence[float | None] | None, key: str, attributes: str) -> str:
+        """A polyline, or several where there are gaps."""
+        points = zip(x, drawn(y or []), strict=True)
+        pieces = [list(piece) for whole, piece in groupby(points, key=lambda point: point[1] == point[1]) if whole]
+        return "".join(self._piece(piece, key, attributes) for piece in pieces)
+
+    def _piece(self, points: list[tuple[float, float]], key: str, attributes: str) -> str:
+        if len(points) == 1:  # a line from a point to itself is seen by its round ends
+            points, attributes = points * 2, ' stroke-linecap="round"'
+        corners = " ".join(f"{self.at_x(a)},{self.at_y(b)}" for a, b in points)
+        return f'<polyline class="{key}" points="{corners}"{attributes}/>'
+
+    def markers(self, line: Line) -> str:
+        points = [(a, b) for a, b in zip(line.x, drawn(line.y), strict=True) if b == b]
+        return "".join(_marker(line, self.at_x(a), self.at_y(b)) for a, b in points)
 
     def axes(self) -> str:
         left, right, size = self.size.left, self.size.left + self.width, self.size
@@ -190,15 +224,21 @@ class _Plot:
         )
         return "".join(parts)
 
-    def mark(self, mark: Mark) -> str:
-        label = escape(mark.label)
+    def mark_line(self, mark: Mark) -> str:
         if mark.y is not None:
             at, right = self.at_y(mark.y), self.size.left + self.width
-            line = f'<line class="mark dotted" x1="{self.size.left}" x2="{right}" y1="{at}" y2="{at}"/>'
-            return f'{line}<text class="note" x="{right - 2}" y="{at + 15}" text-anchor="end">{label}</text>'
+            return f'<line class="mark dotted" x1="{self.size.left}" x2="{right}" y1="{at}" y2="{at}"/>'
+        assert mark.x is not None
+        at = self.at_x(mark.x)
+        return f'<line class="mark" x1="{at}" x2="{at}" y1="{self.size.top}" y2="{self.bottom}"/>'
+
+    def mark_label(self, mark: Mark) -> str:
+        """Drawn after all lines, on paper of its own (chart.css), so that another mark's line does not run through it."""
+        label = escape(mark.label)
+        if mark.y is not None:
+            return f'<text class="note" x="{self.size.left + self.width - 2}" y="{self.at_y(mark.y) + 15}" text-anchor="end">{label}</text>'
         assert mark.x is not None
         at, anchor, gap = self.at_x(mark.x), "start", 5
         if at > self.size.left + 0.7 * self.width:
             anchor, gap = "end", -5
-        line = f'<line class="mark" x1="{at}" x2="{at}" y1="{self.size.top}" y2="{self.bottom}"/>'
-        return f'{line}<text class="note" x="{at + gap}" y="{self.size.top + 12 + 17 * mark.row}" text-anchor="{anchor}">{label}</text>'
+        return f'<text class="note" x="{at + gap}" y="{self.size.top + 12 + 17 * mark.row}" text-anchor="{anchor}">{label}</text>'

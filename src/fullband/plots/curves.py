@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fullband.plots.chart import Axis, Line, Mark, line_chart, nice_ticks
+from fullband.plots.numbers import drawn, finite
 from fullband.plots.style import LIGHT, PASS_KEYS, dash, figure, reading_label
 from fullband.train.metrics import METRICS, read_metrics
 
@@ -17,7 +18,8 @@ MEMORY = 0.01  # of the running mean that smooths a curve: this share of the run
 
 @dataclass(frozen=True)
 class Curve:
-    """Loss of pass k (nats a token) where it was logged: `compute` is token-equivalent, `step` counted from 0."""
+    """Loss of pass k (nats a token) where it was logged: `compute` is token-equivalent, `step` counted from 0. A loss that is not finite
+    is NaN."""
 
     k: int
     compute: list[int]
@@ -26,11 +28,15 @@ class Curve:
 
     @property
     def smooth(self) -> list[float]:
-        """A running mean over compute, so that passes logged seldom do not lag behind the others. It starts at the first value."""
+        """A running mean over compute, so that passes logged seldom do not lag behind the others. It starts at the first finite value,
+        and leaves out those that are not."""
         means: list[float] = []
-        for i, loss in enumerate(self.loss):
-            kept = math.exp((self.compute[i - 1] - self.compute[i]) / (MEMORY * self.compute[-1])) if i else 0.0
-            means.append(kept * means[-1] + (1 - kept) * loss if i else loss)
+        mean = before = math.nan
+        for compute, loss in zip(self.compute, self.loss, strict=True):
+            if math.isfinite(loss):
+                kept = math.exp((before - compute) / (MEMORY * self.compute[-1]))
+                mean, before = loss if math.isnan(mean) else kept * mean + (1 - kept) * loss, compute
+            means.append(mean if math.isfinite(loss) else math.nan)
         return means
 
 
@@ -46,7 +52,7 @@ def read_curves(folder: Path) -> list[Curve]:
                 k,
                 [entry["token_equivalent_compute"] for entry in logged],
                 [entry["step"] for entry in logged],
-                [entry[f"loss_pass_{k}"] for entry in logged],
+                drawn(entry[f"loss_pass_{k}"] for entry in logged),
             )
         )
     return curves
@@ -114,7 +120,7 @@ def curves_chart(curves: Mapping[str, Sequence[Curve]], milestones: Mapping[str,
     ]
     marks = [Mark(label, x=at / 1e6, row=row) for row, (at, label) in enumerate(marks_of(curves, milestones))]
     furthest = max(line.x[-1] for line in lines)
-    highest = max(max(line.y) for line in lines) * 1.12
+    highest = max(finite(y for line in lines for y in line.y), default=1.0) * 1.12
     x = Axis("token-equivalent compute, millions", 0, furthest, nice_ticks(furthest), digits=2, unit=" million")
     y = Axis("loss, nats a token", 0, highest, nice_ticks(highest), digits=3)
     return line_chart("Training loss by pass", lines, marks, x, y)

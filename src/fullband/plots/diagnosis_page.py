@@ -10,6 +10,7 @@ from string import Template
 from typing import Any
 
 from fullband.plots.chart import SCRIPT, STYLE, Axis, Line, Mark, line_chart, log_axis, near_axis, nice_ticks
+from fullband.plots.numbers import drawn, finite
 from fullband.plots.page import stylesheet
 from fullband.plots.reachability import SHADES, WORDS, influence_text, shade, shown_layer
 from fullband.plots.settling import MANY, Series, change_series, loss_series, pass_ticks
@@ -136,7 +137,7 @@ def rollouts(diagnosis: Mapping[str, Any]) -> str:
     if not found:
         return "<p>None were asked for.</p>"
     lines = [Line(key, label, places, values) for label, key, places, values in rollout_lines(diagnosis)]
-    high = max(value for line in lines for value in line.y) * 1.1
+    high = max(finite(value for line in lines for value in line.y), default=1.0) * 1.1
     last = found[0]["tokens"]
     x = Axis("generated token", 0, last, nice_ticks(last), prefix="token ")
     chart = line_chart("Scale over a rollout", lines, [], x, Axis("root mean square", 0, high, nice_ticks(high), digits=3))
@@ -167,7 +168,7 @@ def response(diagnosis: Mapping[str, Any]) -> str:
     lines, words, furthest = [], [], 0
     for label, one in responses(found).items():
         furthest = max(furthest, len(one["distance"]) - 1)
-        kept = [(n, value) for n, value in enumerate(one["distance"]) if value > 0]
+        kept = [(n, value) for n, value in enumerate(drawn(one["distance"])) if value > 0]
         lines.append(Line(RESPONSE_KEYS[label], label, [n for n, _ in kept], [value for _, value in kept]))
         words.append(f"{label} x {number(one['growth'])} in each")
     x = Axis("positions or passes after the nudge", 0, furthest, nice_ticks(furthest), prefix="after ")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -14,18 +13,17 @@ from fullband.files import write_bytes
 from fullband.plots.chart import SCRIPT, STYLE, Axis, Line, Mark, line_chart
 from fullband.plots.curves import Curve, curves_chart, plot_curves
 from fullband.plots.diagnosis_page import change_chart, loss_chart, reach
+from fullband.plots.markers import MOST_RUNS
+from fullband.plots.numbers import finite
 from fullband.plots.page import stylesheet
-from fullband.plots.passes import passes_chart, passes_lines, plot_passes
+from fullband.plots.passes import PassesLine, passes_chart, passes_lines, plot_passes
 from fullband.plots.probe import KEYS, LABELS, TITLES, plot_depths, plot_registers
 from fullband.plots.reachability import plot_reachability
-from fullband.plots.runs import RunRecord, read_run
+from fullband.plots.runs import RunRecord
 from fullband.plots.settling import plot_settling
-from fullband.train.metrics import METRICS
+from fullband.plots.sources import Sources
 
 TEMPLATE = Path(__file__).with_name("gallery.html")
-DIAGNOSIS, PROBE = "diagnosis.json", "results.json"
-DIAGNOSIS_KEYS = {"trace": dict, "settings": dict, "reach": list, "verdict": str, "model": str}
-PROBE_KEYS = {"settings": list}
 SUFFIXES = (".png", ".svg")
 LONG = 1000  # passes from which a settling picture is the paper's Fig. 10 and not its Fig. 3
 
@@ -41,56 +39,11 @@ class Figure:
     html: str
 
 
-@dataclass(frozen=True)
-class Sources:
-    """What the named folders hold, by folder name."""
-
-    runs: list[RunRecord]
-    diagnoses: dict[str, dict[str, Any]]
-    probes: dict[str, dict[str, Any]]
-
-
-def read_sources(folders: Sequence[Path]) -> Sources:
-    """Raises ValueError for a folder that holds nothing to draw, two whose figures would have one name, and a file of another kind."""
-    runs: list[RunRecord] = []
-    diagnoses: dict[str, dict[str, Any]] = {}
-    probes: dict[str, dict[str, Any]] = {}
-    for place, folder in {folder.resolve(): folder for folder in folders}.items():
-        name, held = place.name, False
-        for file, kept, keys in ((DIAGNOSIS, diagnoses, DIAGNOSIS_KEYS), (PROBE, probes, PROBE_KEYS)):
-            if (folder / file).is_file():
-                _check_name(folder, name, kept)
-                kept[name] = _read(folder / file, keys)
-                held = True
-        if (folder / METRICS).is_file():
-            _check_name(folder, name, [run.name for run in runs])
-            runs.append(read_run(folder))
-            held = True
-        if not held:
-            written = f"what diagnose or probe wrote with --output ({DIAGNOSIS}, {PROBE})"
-            raise ValueError(f"{folder}: nothing to draw; name a run folder ({METRICS}) or {written}")
-    return Sources(runs, diagnoses, probes)
-
-
-def _check_name(folder: Path, name: str, others: Collection[str]) -> None:
-    if name in others:
-        raise ValueError(f"{folder}: another folder is called '{name}' too, and so would its figures be; draw them into two folders")
-
-
 def figures_of(sources: Sources) -> list[Figure]:
     """The figures that these sources allow, in the paper's order; learning curves last."""
     found = [figure for name, diagnosis in sources.diagnoses.items() for figure in _diagnosis_figures(name, diagnosis)]
     lines = passes_lines(sources.runs)
-    if lines:
-        found.append(
-            Figure(
-                "figure-4-left",
-                "Fig. 4, left: loss by feedback passes",
-                "Held-out loss at the last evaluation of each run; 0 is plain reading.",
-                lambda paths: plot_passes(lines, paths),
-                passes_chart(lines),
-            )
-        )
+    found += [_passes_figure(lines[first : first + MOST_RUNS], first, len(lines)) for first in range(0, len(lines), MOST_RUNS)]
     found += [figure for name, probe in sources.probes.items() for figure in _probe_figures(name, probe)]
     return sorted(found, key=lambda figure: int(figure.name.split("-")[1].rstrip("ab"))) + [_curves_figure(run) for run in sources.runs]
 
@@ -122,17 +75,6 @@ def page(figures: Sequence[Figure]) -> str:
     )
 
 
-def _read(path: Path, keys: Mapping[str, type]) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not readable as JSON ({error})") from None
-    for key, kind in keys.items():
-        if not isinstance(found, dict) or not isinstance(found.get(key), kind):
-            raise ValueError(f"{path}: has no '{key}'; it was not written by diagnose or probe")
-    return found
-
-
 def _diagnosis_figures(name: str, diagnosis: Mapping[str, Any]) -> list[Figure]:
     trace = diagnosis["trace"]
     number = 10 if diagnosis["settings"]["passes"] >= LONG else 3
@@ -157,6 +99,18 @@ def _diagnosis_figures(name: str, diagnosis: Mapping[str, Any]) -> list[Figure]:
             )
         )
     return figures
+
+
+def _passes_figure(lines: Sequence[PassesLine], first: int, all_lines: int) -> Figure:
+    """Of as many runs as a picture can tell apart, from run `first` on."""
+    part = "" if all_lines <= MOST_RUNS else f", runs {first + 1} to {first + len(lines)} of {all_lines}"
+    return Figure(
+        "figure-4-left" + (f"-{first // MOST_RUNS + 1}" if first else ""),
+        f"Fig. 4, left: loss by feedback passes{part}",
+        "Held-out loss at the last evaluation of each run; 0 is plain reading.",
+        lambda paths: plot_passes(lines, paths),
+        passes_chart(lines),
+    )
 
 
 def _probe_figures(name: str, probe: Mapping[str, Any]) -> list[Figure]:
@@ -187,7 +141,8 @@ def _depth_chart(setting: Mapping[str, Any]) -> str:
     ]
     deepest = max(line.x[-1] for line in lines)
     x = Axis("depth (0 = input of the stack)", 0, deepest, range(0, int(deepest) + 1, -(-int(deepest) // 9) or 1), prefix="depth ")
-    y = Axis("probe accuracy", 0.4, 1.04, (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), digits=3)
+    tenths = range(min(4, int(10 * min(finite(y for line in lines for y in line.y), default=1.0))), 11)
+    y = Axis("probe accuracy", tenths[0] / 10, 1.04, [tenth / 10 for tenth in tenths], digits=3)
     return line_chart(setting["setting"], lines, [Mark("chance", y=0.5)], x, y)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullband.plots.chart import Axis, Line, line_chart, near_axis
-from fullband.plots.runs import LINES, RunRecord
+from fullband.plots.markers import RUN_MARKERS, run_dash, run_style
+from fullband.plots.numbers import drawn
+from fullband.plots.runs import RunRecord
 from fullband.plots.style import LIGHT, figure
 
-MARKERS = ("o", "s", "^", "D")
-RUN_KEYS = ("fused-8", "fused-1", "standard", "fused-16")  # of lines on a page, which has no markers
 EXACT = "exact"
 
 
@@ -37,27 +37,30 @@ def passes_lines(runs: Sequence[RunRecord]) -> list[PassesLine]:
 
 
 def plot_passes(lines: Sequence[PassesLine], paths: Sequence[Path]) -> None:
-    """Draw the lines into `paths`; exact reading is a dotted level in its colour."""
+    """Draw the lines, MOST_RUNS at most, into `paths`; exact reading is a level in its colour, with the run's dashes and markers."""
     with figure(paths, width=8.6) as (drawing, axes):
         for number, line in enumerate(lines):
-            style = {"linestyle": LINES[number % len(LINES)], "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
-            axes.plot(line.passes, line.losses, color=LIGHT["fused-8"], label=line.name, **style)
+            style = run_style(number)
+            axes.plot(line.passes, drawn(line.losses), color=LIGHT["fused-8"], label=line.name, markersize=6, **style)
             if line.exact is not None:
-                axes.axhline(
-                    line.exact, color=LIGHT[EXACT], linestyle=LINES[number % len(LINES)], linewidth=1.4, label=f"{line.name}, exact"
-                )
+                exact = drawn([line.exact] * len(line.passes))
+                axes.plot(line.passes, exact, color=LIGHT[EXACT], label=f"{line.name}, exact", linewidth=1.4, markersize=4, **style)
         axes.set_xticks(sorted({k for line in lines for k in line.passes}))
         axes.set(xlabel="feedback passes (0 = plain reading)", ylabel="held-out loss, nats a token")
         axes.set_title("Loss by feedback passes")
-        drawing.legend(loc="outside right upper", fontsize=9)
+        drawing.legend(loc="outside right upper", fontsize=9, handlelength=3.2)
 
 
 def passes_chart(lines: Sequence[PassesLine]) -> str:
     """The same for a page, with the values under the pointer."""
     furthest = max(k for line in lines for k in line.passes)
-    drawn = [Line(RUN_KEYS[n % len(RUN_KEYS)], line.name, line.passes, line.losses) for n, line in enumerate(lines)]
-    drawn += [Line(EXACT, f"{line.name}, exact", line.passes, [line.exact] * len(line.passes)) for line in lines if line.exact is not None]
+    shown = []
+    for number, line in enumerate(lines):
+        dash, marker = run_dash(number), RUN_MARKERS[number]
+        shown.append(Line("fused-8", line.name, line.passes, line.losses, dash=dash, marker=marker))
+        if line.exact is not None:
+            shown.append(Line(EXACT, f"{line.name}, exact", line.passes, [line.exact] * len(line.passes), dash=dash, marker=marker))
     ticks = sorted({float(k) for line in lines for k in line.passes})
     x = Axis("feedback passes (0 = plain reading)", 0, furthest, ticks, prefix="feedback passes: ")
-    y = near_axis("held-out loss, nats a token", [value for line in drawn for value in line.y])
-    return line_chart("Loss by feedback passes", drawn, [], x, y)
+    y = near_axis("held-out loss, nats a token", [value for line in shown for value in line.y])
+    return line_chart("Loss by feedback passes", shown, [], x, y)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fullband.plots.numbers import drawn, finite
 from fullband.plots.style import LIGHT, dash, figure
 
 KEYS = {"standard": "standard", "1": "fused-1", "2": "fused-4", "4": "fused-16", "full": "exact"}  # more steps are darker
@@ -37,6 +38,7 @@ def plot_probe(result: dict[str, Any], folder: Path) -> list[Path]:
 
 def plot_depths(settings: Sequence[dict[str, Any]], paths: Sequence[Path]) -> None:
     """Fig. 7a: one panel for each task, decodability above and, below it, whether the model's answer follows the stream."""
+    low = _lowest(settings)
     with figure(paths, width=3.6 * len(settings) + 2.4, height=6.4, rows=2, columns=len(settings)) as (drawing, panels):
         for column, setting in enumerate(settings):
             above, below = panels[0][column], panels[1][column]
@@ -44,7 +46,7 @@ def plot_depths(settings: Sequence[dict[str, Any]], paths: Sequence[Path]) -> No
                 depths = [found["depth"] for found in prefill["depths"]]
                 _line(above, prefill["prefill"], depths, prefill["depths"], "accuracy", "stderr")
                 _line(below, prefill["prefill"], depths, prefill["depths"], "moved")
-            _chance(above)
+            _chance(above, low)
             above.set_title(TITLES[setting["task"]])
             below.set(xlabel="depth (0 = input of the stack)", ylim=(-0.04, 1.04))
             for axes in (above, below):
@@ -60,6 +62,7 @@ def plot_registers(settings: Sequence[dict[str, Any]], paths: Sequence[Path]) ->
     swept = [setting for setting in settings if setting["registers"] * setting["writes_each"] == 16]
     overwritten = [setting for setting in settings if setting["registers"] == 8]
     middle = len(settings[0]["prefills"][0]["depths"]) // 2
+    low = _lowest(settings)
     with figure(paths, width=10.4, height=6.4, rows=2, columns=3) as (drawing, panels):
         for row, depth in enumerate((0, middle)):
             for axes, chosen, key, label in (
@@ -70,17 +73,20 @@ def plot_registers(settings: Sequence[dict[str, Any]], paths: Sequence[Path]) ->
                 for number, prefill in enumerate(settings[0]["prefills"]):
                     found = [setting["prefills"][number]["depths"][depth] for setting in chosen]
                     _line(axes, prefill["prefill"], places, found, "accuracy", "stderr")
-                _chance(axes)
+                _chance(axes, low)
                 axes.set_xscale("log", base=2)
                 axes.set_xticks(places, [str(place) for place in places])
                 axes.minorticks_off()
                 axes.set_xlabel(label)
             panels[row][0].set_ylabel(f"probe accuracy at depth {depth}")
-        for axes, setting in zip((panels[0][2], panels[1][2]), (overwritten[0], overwritten[-1]), strict=True):
+        if not overwritten:  # a probe that was interrupted before it came to eight
+            for axes in panels[:, 1:].flat:
+                axes.set_visible(False)
+        for axes, setting in zip((panels[0][2], panels[1][2]), overwritten[:1] + overwritten[-1:], strict=False):
             for prefill in setting["prefills"]:
                 depths = [found["depth"] for found in prefill["depths"]]
                 _line(axes, prefill["prefill"], depths, prefill["depths"], "accuracy", "stderr")
-            _chance(axes)
+            _chance(axes, low)
             axes.set_xticks(depths[:: -(-len(depths) // 9)])
             axes.set(xlabel=f"depth (m = 8, {setting['writes_each']} writes each)", ylabel="probe accuracy")
         panels[0][0].set_title("By registers")
@@ -90,10 +96,9 @@ def plot_registers(settings: Sequence[dict[str, Any]], paths: Sequence[Path]) ->
 
 
 def _line(axes: Any, name: str, places: Sequence[float], found: Sequence[dict[str, Any]], key: str, error: str | None = None) -> None:
-    values = [float("nan") if point[key] is None else point[key] for point in found]
     axes.errorbar(
         places,
-        values,
+        drawn(point[key] for point in found),
         yerr=[point[error] for point in found] if error else None,
         color=LIGHT[KEYS[name]],
         linestyle=dash(KEYS[name]),
@@ -104,9 +109,15 @@ def _line(axes: Any, name: str, places: Sequence[float], found: Sequence[dict[st
     )
 
 
-def _chance(axes: Any) -> None:
+def _lowest(settings: Sequence[dict[str, Any]]) -> float:
+    """The lower end of the accuracy axis: a little under chance, or under what lies below that."""
+    points = [point for setting in settings for prefill in setting["prefills"] for point in prefill["depths"]]
+    return min([0.42, *finite(point["accuracy"] - point["stderr"] - 0.02 for point in points)])
+
+
+def _chance(axes: Any, low: float) -> None:
     axes.axhline(0.5, color="#8a8a8a", linewidth=1, linestyle=":")
-    axes.set_ylim(0.42, 1.04)
+    axes.set_ylim(low, 1.04)
 
 
 def _legend(drawing: Any, axes: Any) -> None:

@@ -14,9 +14,9 @@ BOUNDS = (0.03, 0.3)  # of influence, between the shades
 WORDS = ("weak (under 0.03)", "0.03 to 0.3", "strong (over 0.3)")
 
 
-def shade(influence: float) -> str | None:
-    """The style of a state by its influence; None for one that cannot be reached."""
-    return None if not influence > 0 else SHADES[sum(influence >= bound for bound in BOUNDS)]
+def shade(influence: float | None) -> str | None:
+    """The style of a state by its influence; None for one that cannot be reached, or whose influence is not finite."""
+    return None if influence is None or not 0 < influence < math.inf else SHADES[sum(influence >= bound for bound in BOUNDS)]
 
 
 def shown_layer(layers: Sequence[int]) -> int:
@@ -71,5 +71,5 @@ def _legend() -> list[Any]:
     return [dot(LIGHT["exact"], LIGHT["exact"], "the state asked about"), *reversed(shades), dot("#ffffff", "#8a8a8a", "out of reach")]
 
 
-def influence_text(value: float) -> str:
-    return "out of reach" if not value > 0 else f"{value:.2g}" if math.isfinite(value) else "not finite"
+def influence_text(value: float | None) -> str:
+    return "not finite" if value is None or not math.isfinite(value) else f"{value:.2g}" if value > 0 else "out of reach"

@@ -11,11 +11,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from fullband.config import parse
 from fullband.plots.curves import Curve, compute_at, read_curves
+from fullband.plots.markers import run_style
+from fullband.plots.numbers import drawn
 from fullband.plots.style import LIGHT, colour_key, figure, reading_label
 from fullband.train.metrics import METRICS, read_metrics
 
-LINES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1, 2))]  # one for each run; the colours are the feedback passes'
+
+class _Step(BaseModel):
+    """Of a logged step: what is read here, beside the losses."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: int
+    passes: int = Field(ge=1)
+    tokens: float
+    token_equivalent_compute: float
+    executed_positions: float
+    switch_on_shock: float | None
+    crossover_step: int | None
+
+
+class _Evaluated(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    step: int
+    validation: dict[str, float] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -26,10 +50,6 @@ class Evaluation:
     compute: float
     tokens: float
     losses: dict[str, float]
-
-    @property
-    def best(self) -> float:
-        return min(self.losses.values())
 
 
 @dataclass(frozen=True)
@@ -62,7 +82,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """The record of a run folder. Raises ValueError if it holds no run, one that has logged no step, or another program's."""
+    """The record of a run folder. Raises ValueError if it holds no run, one that has logged no step, or another program's numbers."""
     path = folder / METRICS
     if not path.is_file():
         raise ValueError(f"{folder}: not a run folder (it has no {METRICS})")
@@ -73,6 +93,8 @@ def read_run(folder: Path) -> RunRecord:
     wanted = ("passes", "tokens", "token_equivalent_compute", "executed_positions", "switch_on_shock", "crossover_step")
     if missing := [key for key in wanted if key not in steps[-1]]:
         raise ValueError(f"{path}: its steps do not say '{missing[0]}'; it was not written by this program")
+    for entry in entries:
+        _check_entry(path, entry)
     curves = read_curves(folder)
     evaluations = []
     for entry in entries:
@@ -83,6 +105,18 @@ def read_run(folder: Path) -> RunRecord:
             evaluations.append(Evaluation(entry["step"], compute, tokens, entry["validation"]))
     logged = next((entry["step"] for entry in steps if entry["passes"] > 1), None)
     return RunRecord(folder.resolve().name, curves, evaluations, steps[-1], steps[-1].get("switch_on_step", logged))
+
+
+def _check_entry(path: Path, entry: dict[str, Any]) -> None:
+    """Raises ValueError."""
+    where = f"{path}: step {entry['step']}"
+    if "validation" in entry:
+        parse(_Evaluated, entry, where)
+    if "objective" in entry:
+        for k in range(1, parse(_Step, entry, where).passes + 1):
+            loss = entry.get(f"loss_pass_{k}")
+            if not isinstance(loss, (int, float)):
+                raise ValueError(f"{where}: loss_pass_{k} is no number (given: {loss!r})")
 
 
 def compare(runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -101,16 +135,19 @@ def compare(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def plot_runs(runs: Sequence[RunRecord], paths: Sequence[Path]) -> None:
-    """Held-out loss by feedback passes over token-equivalent compute, with the smoothed training loss of each pass behind it."""
+    """Held-out loss by feedback passes over token-equivalent compute, with the smoothed training loss of each pass behind it. Colours are
+    the feedback passes'; dashes and markers tell the runs apart, MOST_RUNS at most."""
     with figure(paths, height=4.8) as (_, axes):
-        for run, line in zip(runs, LINES * len(runs), strict=False):
+        for number, run in enumerate(runs):
+            style = run_style(number)
+            line = {"linewidth": 0.8, "linestyle": style["linestyle"]}
             for curve in run.curves:
-                axes.plot([x / 1e6 for x in curve.compute], curve.smooth, color="#9a9a9a", linewidth=0.8, linestyle=line, alpha=0.6)
+                axes.plot([x / 1e6 for x in curve.compute], curve.smooth, color="#9a9a9a", alpha=0.6, **line)
             for passes in run.evaluations[-1].losses if run.evaluations else ():
                 points = [(e.compute / 1e6, e.losses[passes]) for e in run.evaluations if passes in e.losses]
                 x, y = zip(*points, strict=True)
                 label = f"{run.name}, {_passes_words(passes)}"
-                axes.plot(x, y, color=LIGHT[colour_key(f"fused-{passes}")], linestyle=line, marker="o", markersize=3.5, label=label)
+                axes.plot(x, drawn(y), color=LIGHT[colour_key(f"fused-{passes}")], markersize=3.5, label=label, **style)
             for step, word in ((run.switch_on_step, "feedback on"), (run.last["crossover_step"], "crossover")):
                 at = compute_at(run.curves, step)
                 if at is not None and step:

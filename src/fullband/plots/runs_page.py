@@ -9,6 +9,7 @@ from string import Template
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fullband.plots.markers import MOST_RUNS
 from fullband.plots.page import stylesheet
 from fullband.plots.runs import RunRecord, compare, plot_runs
 
@@ -21,7 +22,7 @@ def page(runs: Sequence[RunRecord]) -> str:
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         stylesheet=stylesheet(),
         headline=escape(" and ".join(run.name for run in runs)),
-        picture=_picture(runs),
+        picture="\n".join(_picture(runs[first : first + MOST_RUNS]) for first in range(0, len(runs), MOST_RUNS)),
         equal=f"{found['equal_compute'] / 1e6:.2f} million",
         at_equal=_rows(_at_equal(run) for run in found["runs"]),
         milestones=_rows(_milestones(run) for run in found["runs"]),

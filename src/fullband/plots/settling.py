@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fullband.plots.numbers import drawn
 from fullband.plots.style import LIGHT, dash, figure
 
 MANY = 48  # passes from which the axis of passes is logarithmic
@@ -32,7 +33,7 @@ def loss_series(trace: Mapping[str, Any]) -> list[Series]:
     series = [_series("whole rows", records, lambda r: r["loss"]), _series("past the wavefront", records, lambda r: r["loss_past"])]
     ends = [records[0]["k"], records[-1]["k"]]
     exact = trace["loss_exact_past"] if trace["loss_exact_past"] is not None else trace["loss_exact"]
-    return [line for line in series if line.values] + [Series(f"{EXACT}, there", "exact", ends, [exact, exact])]
+    return [line for line in series if line.values] + [Series(f"{EXACT}, there", "exact", ends, drawn([exact, exact]))]
 
 
 def change_series(trace: Mapping[str, Any], kind: str = "relative") -> list[Series]:
@@ -40,7 +41,7 @@ def change_series(trace: Mapping[str, Any], kind: str = "relative") -> list[Seri
     records = trace["records"]
 
     def at(group: str, what: str) -> Any:
-        return lambda r: None if r[group] is None or not r[group][what] > 0 else r[group][what]
+        return lambda r: None if r[group] is None or r[group][what] == 0 else r[group][what]
 
     series = [
         _series("past the wavefront", records, at("change_past", kind)),
@@ -52,8 +53,8 @@ def change_series(trace: Mapping[str, Any], kind: str = "relative") -> list[Seri
 
 
 def _series(label: str, records: Sequence[Mapping[str, Any]], value: Any) -> Series:
-    found = [(record["k"], value(record)) for record in records]
-    kept = [(k, y) for k, y in found if y is not None]
+    found = zip([record["k"] for record in records], drawn(value(record) for record in records), strict=True)
+    kept = [(k, y) for k, y in found if y == y]
     return Series(label, STYLES[label], [k for k, _ in kept], [y for _, y in kept])
 
 

@@ -99,4 +99,9 @@ def figure(paths: Sequence[Path], width: float = 7.2, height: float = 4.2, rows:
 
 def dash(name: str) -> Any:
     """A matplotlib line style."""
-    return (0, tuple(float(part) / 2 for part in DASHES[name].split())) if name in DASHES else "-"
+    return dashes(DASHES.get(name, ""))
+
+
+def dashes(pattern: str) -> Any:
+    """A matplotlib line style from an SVG dash array."""
+    return (0, tuple(float(part) / 2 for part in pattern.split())) if pattern else "-"
