@@ -171,7 +171,13 @@ class OptimConfig(Strict):
     matrix_weight_decay: float = Field(default=0.01, ge=0)
     momentum: float = Field(default=0.95, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
-    matrix_scale: Literal["spectral", "match_rms"] = "spectral"
+    matrix_scale: Literal["spectral", "match_rms", "exact_rms"] = Field(
+        default="spectral",
+        description="size of NorMuon's update; exact_rms = 0.2 at every entry on average, whatever its rank (as published)",
+    )
+    matrix_polar: Literal["polar-express", "quintic"] = Field(
+        default="polar-express", description="polynomial of NorMuon's orthogonalisation; quintic = Muon's Newton-Schulz (as published)"
+    )
     adam_lr: float = Field(default=5e-4, gt=0)
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = Field(default=1e-8, gt=0)

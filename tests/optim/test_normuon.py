@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fullband.optim import NorMuon, normuon_reference
 from fullband.optim import normuon as normuon_module
 from fullband.optim.normuon import adamc_decay, update_scale
-from fullband.optim.polar import COEFFICIENTS, SAFETY, polar_factor, polar_factor_reference
+from fullband.optim.polar import POLYNOMIALS, polar_factor, polar_factor_reference
 
 SHAPES = [(12, 5), (5, 12), (8, 8), (1, 9), (9, 1), (1, 1), (40, 8), (8, 40), (16, 5)]  # tall, wide, square, one row; the 40s go by Gram
 SCHEDULE = [0.005, 0.01, 0.01, 0.006, 0.002, 0.0]
@@ -34,17 +34,21 @@ def train(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], sche
         optimizer.step()
 
 
-@pytest.mark.parametrize("scale", ["spectral", "match_rms"])
-def test_equals_the_reference_over_several_steps(scale: str) -> None:
+VARIANTS = [("spectral", "polar-express"), ("match_rms", "polar-express"), ("exact_rms", "quintic"), ("spectral", "quintic")]
+
+
+@pytest.mark.parametrize(("scale", "polar"), VARIANTS)
+def test_equals_the_reference_over_several_steps(scale: str, polar: str) -> None:
     parameters = random_parameters(SHAPES, copies=3)
     expected = [(p.detach().clone(), torch.zeros_like(p), torch.zeros(len(p), 1, dtype=p.dtype)) for p in parameters]
-    optimizer = NorMuon(parameters, lr=0.01, weight_decay=0.3, scale=scale)
+    optimizer = NorMuon(parameters, lr=0.01, weight_decay=0.3, scale=scale, polar=polar)
+    settings = {"max_lr": 0.01, "weight_decay": 0.3, "scale": scale, "polar": polar}
     for step, lr in enumerate(SCHEDULE):
         gradients = random_gradients(parameters, step)
         for i, (p, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             p.grad = gradient.clone()
             weight, momentum, second_moment = expected[i]
-            expected[i] = normuon_reference(weight, gradient, momentum, second_moment, lr=lr, max_lr=0.01, weight_decay=0.3, scale=scale)
+            expected[i] = normuon_reference(weight, gradient, momentum, second_moment, lr=lr, **settings)
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
         for p, (weight, momentum, second_moment) in zip(parameters, expected, strict=True):
@@ -72,6 +76,13 @@ def test_stacked_equals_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_the_quintic_equals_its_reference(shape: tuple[int, int]) -> None:
+    matrices = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for matrix, result in zip(matrices, polar_factor(matrices, polar="quintic"), strict=True):
+        torch.testing.assert_close(result, polar_factor_reference(matrix, polar="quintic"), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_polar_factor_equals_its_reference_and_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
     matrices = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     fast = polar_factor(matrices)
@@ -95,11 +106,12 @@ def test_float32_survives_singular_values_that_vanish() -> None:
             assert (result - expected).norm() < 5e-3 * expected.norm()
 
 
-def test_polynomial_brings_singular_values_close_to_one() -> None:
-    values = torch.logspace(-3, 0, 20_001, dtype=torch.float64) / SAFETY
-    for a, b, c in COEFFICIENTS:
+@pytest.mark.parametrize(("polar", "smallest", "lowest", "highest"), [("polar-express", 1e-3, 0.84, 1.15), ("quintic", 1e-2, 0.68, 1.21)])
+def test_polynomial_brings_singular_values_close_to_one(polar: str, smallest: float, lowest: float, highest: float) -> None:
+    values = torch.logspace(math.log10(smallest), 0, 20_001, dtype=torch.float64) / POLYNOMIALS[polar].safety
+    for a, b, c in POLYNOMIALS[polar].steps:
         values = a * values + b * values**3 + c * values**5
-    assert values.min() > 0.84 and values.max() < 1.15
+    assert values.min() > lowest and values.max() < highest
 
 
 def test_update_keeps_the_frobenius_norm_and_equalises_rows() -> None:
@@ -127,6 +139,21 @@ def test_scale_of_the_update() -> None:
         assert (before - p.detach()).square().mean().sqrt().item() == pytest.approx(0.2, rel=0.05)
 
 
+@pytest.mark.parametrize("rank", [1, 2, 16])
+def test_exact_rms_moves_a_matrix_as_far_whatever_the_rank_of_its_gradient(rank: int) -> None:
+    """A step that fuses few positions gives W_U and W_G a gradient of few directions: kept, the factor's norm would be that small too."""
+    generator = torch.Generator().manual_seed(rank)
+    left, right = (torch.randn(n, rank, generator=generator, dtype=torch.float64) for n in (40, 16))
+    moved = {}
+    for scale, polar in VARIANTS:
+        (p,) = random_parameters([(40, 16)])
+        before, p.grad = p.detach().clone(), left @ right.T
+        NorMuon([p], lr=1.0, weight_decay=0.0, scale=scale, polar=polar).step()
+        moved[scale] = (before - p.detach()).square().mean().sqrt().item()
+    assert moved["exact_rms"] == pytest.approx(0.2, rel=1e-9)
+    assert moved["match_rms"] == pytest.approx(0.2 * math.sqrt(rank / 16), rel=0.15)
+
+
 def test_weight_decay_falls_with_the_square_of_the_learning_rate() -> None:
     assert adamc_decay(0.004, 0.01, 0.1) == pytest.approx(0.004 * 0.1 * 0.4)
     assert adamc_decay(0.01, 0.01, 0.1) == pytest.approx(0.01 * 0.1)
@@ -140,11 +167,12 @@ def test_weight_decay_falls_with_the_square_of_the_learning_rate() -> None:
     torch.testing.assert_close(p.detach(), before * (1 - 0.2 * 0.1 * 0.2 / 0.5), rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize(("scale", "polar"), [VARIANTS[0], VARIANTS[2]])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_zero_gradients_give_no_nan(dtype: torch.dtype) -> None:
+def test_zero_gradients_give_no_nan(dtype: torch.dtype, scale: str, polar: str) -> None:
     parameters = random_parameters([(6, 4), (4, 6), (4, 16)], dtype)
     before = [p.detach().clone() for p in parameters]
-    optimizer = NorMuon(parameters, weight_decay=0.0)
+    optimizer = NorMuon(parameters, weight_decay=0.0, scale=scale, polar=polar)
     for p in parameters:
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -200,8 +228,8 @@ def test_torch_state_dict_resumes_bitwise(dtype: torch.dtype) -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole, first, strict=True))
 
 
-@pytest.mark.parametrize("scale", ["spectral", "match_rms"])
-def test_agrees_with_pytorch_optimizer(scale: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scale", "polar"), VARIANTS[:3])
+def test_agrees_with_pytorch_optimizer(scale: str, polar: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outside implementation, brought to the same reading of the algorithm.
 
     - It averages the momentum, (1 - mu) G, where we add G; the polar factor does not see the scale. Nesterov is off in dion.
@@ -215,12 +243,13 @@ def test_agrees_with_pytorch_optimizer(scale: str, monkeypatch: pytest.MonkeyPat
 
     in_float64 = functools.partial(oracle_module.zero_power_via_newton_schulz_5, dtype=torch.float64, eps=1e-12)
     monkeypatch.setattr(oracle_module, "zero_power_via_newton_schulz_5", in_float64)
-    (a, b, c), *others = COEFFICIENTS
-    coefficients = [(a / SAFETY, b / SAFETY**3, c / SAFETY**5), *others]
+    (a, b, c), *others = POLYNOMIALS["polar-express"].steps
+    safety = POLYNOMIALS["polar-express"].safety
+    coefficients = [(a / safety, b / safety**3, c / safety**5), *others] if polar == "polar-express" else "original"
 
-    shapes = [s for s in SHAPES if scale == "match_rms" or s[0] >= s[1]]
+    shapes = [s for s in SHAPES if scale != "spectral" or s[0] >= s[1]]
     ours, theirs = random_parameters(shapes), random_parameters(shapes)
-    optimizer = NorMuon(ours, lr=0.01, weight_decay=0.3, scale=scale)
+    optimizer = NorMuon(ours, lr=0.01, weight_decay=0.3, scale=scale, polar=polar)
     group = {"params": theirs, "use_muon": True}
     oracle = Oracle(
         [group],
@@ -229,6 +258,7 @@ def test_agrees_with_pytorch_optimizer(scale: str, monkeypatch: pytest.MonkeyPat
         nesterov=False,
         ns_coeffs=coefficients,
         use_adjusted_lr=scale == "match_rms",
+        update_scale="match_rms" if scale == "exact_rms" else "preserve_norm",  # its match_rms is Algorithm 1 of the paper
         eps=1e-8,
         foreach=False,
     )
@@ -246,6 +276,6 @@ def test_agrees_with_pytorch_optimizer(scale: str, monkeypatch: pytest.MonkeyPat
 def test_refuses_what_it_cannot_update() -> None:
     with pytest.raises(ValueError, match="matrices"):
         NorMuon([nn.Parameter(torch.zeros(3))])
-    for wrong in ({"lr": -1.0}, {"momentum": 1.0}, {"beta2": -0.1}, {"weight_decay": math.nan}, {"scale": "rms"}):
+    for wrong in ({"lr": -1.0}, {"momentum": 1.0}, {"beta2": -0.1}, {"weight_decay": math.nan}, {"scale": "rms"}, {"polar": "svd"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             NorMuon(random_parameters([(2, 2)]), **wrong)

@@ -1,12 +1,17 @@
 """NorMuon: momentum, orthogonalised, then normalised neuron by neuron (Li et al., arXiv:2510.05491).
 
-Follows microsoft/dion's reading and defaults. For a weight W [fan_out, fan_in] with gradient G, at every step:
+For a weight W [fan_out, fan_in] with gradient G, at every step:
 
     M <- mu M + G                                         momentum
     O <- polar(M)                                         singular values to about 1
     v <- beta2 v + (1 - beta2) mean over columns of O^2   one number per neuron (row)
-    U <- O / (sqrt(v) + eps), then scaled back to |O|     rows equalised, Frobenius norm kept
-    W <- (1 - lr wd lr/lr_max) W - lr s U                 s = sqrt(fan_out / fan_in), or 0.2 sqrt(max(fan_out, fan_in))
+    U <- O / (sqrt(v) + eps)                              rows equalised
+    W <- (1 - lr wd lr/lr_max) W - lr f U / |U|           f = the Frobenius norm of the update at lr 1 (`update_scale`)
+
+f is O's own norm times a factor of the shape (`spectral`, `match_rms`), or the same whatever O is (`exact_rms`). The paper's Algorithm 1 is
+`exact_rms` with Muon's quintic as polar; its authors' code and microsoft/dion, whose defaults are ours, keep O's norm. They differ where a
+gradient has few directions: O then has few singular values at 1 and a small norm. With a single one the update's root mean square (RMS)
+is 0.2 by `exact_rms` and 0.2 / sqrt(min(fan_out, fan_in)) by `match_rms`. Compared in results/normuon-s3 and results/normuon-text.
 
 The weight decay is AdamC's (Defazio 2025, arXiv:2506.02285): it falls with the learning rate.
 """
@@ -21,9 +26,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fullband.optim.polar import polar_factor, polar_factor_reference
+from fullband.optim.polar import Polar, polar_factor, polar_factor_reference, polynomial
 
-Scale = Literal["spectral", "match_rms"]
+Scale = Literal["spectral", "match_rms", "exact_rms"]
 EPSILON = 1e-8
 
 # Matrices are stacked up to this many elements: small ones share one call, large ones need no company and would cost memory.
@@ -50,6 +55,7 @@ class NorMuon(torch.optim.Optimizer):
         momentum: float = 0.95,
         beta2: float = 0.95,
         scale: Scale = "spectral",
+        polar: Polar = "polar-express",
         epsilon: float = EPSILON,
         polar_dtype: torch.dtype | None = None,
     ) -> None:
@@ -60,12 +66,14 @@ class NorMuon(torch.optim.Optimizer):
             if not 0 <= value < 1:
                 raise ValueError(f"NorMuon: {name} must lie in [0, 1) (given: {value})")
         update_scale(scale, 1, 1)
+        polynomial(polar)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
             "momentum": momentum,
             "beta2": beta2,
             "scale": scale,
+            "polar": polar,
             "epsilon": epsilon,
             "polar_dtype": polar_dtype,
         }
@@ -117,7 +125,7 @@ class NorMuon(torch.optim.Optimizer):
         torch._foreach_copy_(momenta, momentum.unbind())
 
         dtype = group["polar_dtype"] or (torch.bfloat16 if momentum.is_cuda and momentum.dtype == torch.float32 else None)
-        update = polar_factor(momentum, group["epsilon"], dtype).to(momentum.dtype)
+        update = polar_factor(momentum, group["epsilon"], dtype, group["polar"]).to(momentum.dtype)
 
         row_norms = torch.linalg.vector_norm(update, dim=-1, keepdim=True)  # [N, fan_out, 1]
         second_moment = torch.stack(second_moments).lerp_(row_norms.square().div_(fan_in), 1 - group["beta2"])
@@ -125,7 +133,11 @@ class NorMuon(torch.optim.Optimizer):
 
         # Both Frobenius norms follow from the rows': no further pass over the matrices.
         row_scale = second_moment.sqrt().add_(group["epsilon"]).reciprocal_()
-        norm = torch.linalg.vector_norm(row_norms, dim=-2, keepdim=True)
+        norm = (
+            torch.ones_like(row_norms[:, :1])
+            if group["scale"] == "exact_rms"
+            else torch.linalg.vector_norm(row_norms, dim=-2, keepdim=True)
+        )
         new_norm = torch.linalg.vector_norm(row_norms * row_scale, dim=-2, keepdim=True)
         row_scale.mul_(norm.div_(new_norm.clamp_(min=EPSILON)))
 
@@ -152,16 +164,20 @@ def _state_dtype(p: Tensor) -> torch.dtype:
 
 
 def update_scale(scale: Scale, fan_out: int, fan_in: int) -> float:
-    """Factor on the learning rate for a [fan_out, fan_in] matrix whose update has singular values of about 1.
+    """Factor on the learning rate for the update of a [fan_out, fan_in] matrix.
 
-    `spectral`: sqrt(fan_out / fan_in), so that an input of RMS 1 changes the output by an RMS of lr (arXiv:2310.17813). `match_rms`:
-    0.2 sqrt(max(fan_out, fan_in)), an update of the RMS that Adam's usually has (arXiv:2502.16982). Raises ValueError for another name.
+    Of an update with singular values of about 1: `spectral`, sqrt(fan_out / fan_in), so that an input of RMS 1 changes the output by an RMS
+    of lr (arXiv:2310.17813); `match_rms`, 0.2 sqrt(max(fan_out, fan_in)), the RMS that Adam's updates usually have (arXiv:2502.16982) if no
+    singular value is missing. Of one with Frobenius norm 1: `exact_rms`, 0.2 sqrt(fan_out fan_in), that RMS whatever the rank
+    (arXiv:2510.05491, Alg. 1). Raises ValueError for another name.
     """
     if scale == "spectral":
         return math.sqrt(fan_out / fan_in)
     if scale == "match_rms":
         return 0.2 * math.sqrt(max(fan_out, fan_in))
-    raise ValueError(f"NorMuon: scale must be 'spectral' or 'match_rms' (given: {scale!r})")
+    if scale == "exact_rms":
+        return 0.2 * math.sqrt(fan_out * fan_in)
+    raise ValueError(f"NorMuon: scale must be 'spectral', 'match_rms' or 'exact_rms', got {scale!r}")
 
 
 def adamc_decay(lr: float, max_lr: float, weight_decay: float) -> float:
@@ -181,6 +197,7 @@ def normuon_reference(
     mu: float = 0.95,
     beta2: float = 0.95,
     scale: Scale = "spectral",
+    polar: Polar = "polar-express",
     epsilon: float = EPSILON,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step for one matrix, as the formulas above read, by SVD and row by row; nothing is changed in place.
@@ -190,15 +207,19 @@ def normuon_reference(
     """
     fan_out, fan_in = weight.shape
     momentum = mu * momentum + gradient
-    orthogonal = polar_factor_reference(momentum, epsilon)
+    orthogonal = polar_factor_reference(momentum, epsilon, polar)
     rows, moments = [], []
     for row, v in zip(orthogonal, second_moment, strict=True):
         v = beta2 * v + (1 - beta2) * (row**2).mean()
         moments.append(v)
         rows.append(row / (v.sqrt() + epsilon))
     update = torch.stack(rows)
+    norms = {
+        "spectral": orthogonal.norm() * math.sqrt(fan_out / fan_in),
+        "match_rms": orthogonal.norm() * 0.2 * math.sqrt(max(fan_out, fan_in)),
+        "exact_rms": 0.2 * math.sqrt(fan_out * fan_in),
+    }
     if update.norm() > 0:
-        update = update * orthogonal.norm() / update.norm()
-    factor = math.sqrt(fan_out / fan_in) if scale == "spectral" else 0.2 * math.sqrt(max(fan_out, fan_in))
-    weight = weight - lr * weight_decay * (lr / max_lr) * weight - lr * factor * update
+        update = update * norms[scale] / update.norm()
+    weight = weight - lr * weight_decay * (lr / max_lr) * weight - lr * update
     return weight, momentum, torch.stack(moments)

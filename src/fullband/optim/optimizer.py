@@ -36,6 +36,7 @@ class Optimizer:
                 momentum=config.momentum,
                 beta2=config.beta2,
                 scale=config.matrix_scale,
+                polar=config.matrix_polar,
             )
         if adam_groups:
             self.optimizers["adam"] = adam(
