@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from fullband.strict import Strict, parse
+from fullband.strict import Place, Places, Strict, parse
 
 FusionName = Literal["gated", "concat", "add", "residual"]
 FedBackName = Literal["top", "middle", "first", "mix"]
@@ -86,7 +86,9 @@ class ModelConfig(Strict):
 
     preset: str | None = None
     trunk: dict[str, Any] | TrunkConfig = Field(default_factory=dict, description="overrides of the preset, or the whole shape")
-    source: str | None = Field(default=None, description="a Hugging Face causal LM (folder or hub id) to convert, or a saved model or run")
+    source: Place | None = Field(
+        default=None, description="a Hugging Face causal LM (folder or hub id) to convert, or a saved model or run"
+    )
     fusion: FusionName | None = Field(default=None, description="default: gated; residual where a source is converted; a saved model's own")
     rope_base: float | None = Field(default=None, gt=0)
     rope: Yarn | None = None
@@ -209,8 +211,8 @@ class FilesSource(Strict):
     """Local txt, jsonl or parquet files (txt and jsonl as .gz and .zst too). Globs are allowed."""
 
     kind: Literal["files"] = "files"
-    paths: list[str] = Field(min_length=1)
-    validation_paths: list[str] = Field(default_factory=list)
+    paths: Places = Field(min_length=1)
+    validation_paths: Places = Field(default_factory=list)
     validation_fraction: float = Field(default=0.02, ge=0, lt=1, description="held-out documents where no validation_paths are given")
     text_field: str = Field(default="text", description='a field, or a pattern of several such as "{question} {answer}"')
 
@@ -219,7 +221,7 @@ class HuggingFaceSource(Strict):
     """A dataset of the Hugging Face hub (or a local folder of one), streamed."""
 
     kind: Literal["huggingface"] = "huggingface"
-    dataset: str
+    dataset: Place
     name: str | None = None
     split: str = "train"
     validation_split: str | None = None
@@ -249,10 +251,10 @@ class ChatSource(Strict):
     its completion in two fields. Each answer becomes one document, the conversation up to it, with the loss on that answer alone."""
 
     kind: Literal["chat"] = "chat"
-    paths: list[str] = Field(default_factory=list, description="local files, globs allowed; or name a dataset")
-    validation_paths: list[str] = Field(default_factory=list)
+    paths: Places = Field(default_factory=list, description="local files, globs allowed; or name a dataset")
+    validation_paths: Places = Field(default_factory=list)
     validation_fraction: float = Field(default=0.02, ge=0, lt=1)
-    dataset: str | None = None
+    dataset: Place | None = None
     name: str | None = None
     split: str = "train"
     validation_split: str | None = None
@@ -261,7 +263,7 @@ class ChatSource(Strict):
     prompt_field: str | None = None
     completion_field: str | None = None
     system: str | None = Field(default=None, description="a system message put before conversations that have none")
-    template: str | None = Field(default=None, description="a jinja file; default: the tokenizer's own chat template, else ChatML")
+    template: Place | None = Field(default=None, description="a jinja file; default: the tokenizer's own chat template, else ChatML")
 
     @model_validator(mode="after")
     def _is_complete(self) -> ChatSource:
@@ -279,7 +281,7 @@ Source = Annotated[
 
 class DataConfig(Strict):
     source: Source = Field(default_factory=PythonStdlibSource)
-    tokenizer: str = Field(
+    tokenizer: Place = Field(
         default="auto", description="bytes, program, a tokenizer.json (or its folder), tiktoken:NAME; auto = the source model's, else bytes"
     )
     length: int = Field(default=512, gt=1, description="positions in a training row")
@@ -309,7 +311,7 @@ class TrainConfig(Strict):
     keep_checkpoints: int = Field(default=2, gt=0)
     log_every: int = Field(default=10, gt=0)
     tracker: Literal["none", "tensorboard", "wandb"] = "none"
-    initial_checkpoint: str | None = Field(default=None, description="a model folder to start from")
+    initial_checkpoint: Place | None = Field(default=None, description="a model folder to start from")
 
     @model_validator(mode="after")
     def _microbatches_fit(self) -> TrainConfig:
@@ -322,7 +324,7 @@ class Recipe(Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(default=0, ge=0, lt=2**63)
     description: str = ""
-    output: str | None = Field(default=None, description="run folder; default runs/NAME")
+    output: Place | None = Field(default=None, description="run folder; default runs/NAME")
     model: ModelConfig
     data: DataConfig = Field(default_factory=DataConfig)
     feedback: FeedbackConfig = Field(default_factory=FeedbackConfig)

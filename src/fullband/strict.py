@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, TypeVar, get_args
+import os
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
+
+def _text_of_place(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _one_is_a_list(value: Any) -> Any:
+    return [value] if isinstance(value, (str, os.PathLike)) else value
+
+
+Place = Annotated[str, BeforeValidator(_text_of_place), AfterValidator(os.path.expanduser)]
+"""A path, or a name where one is allowed: ~ is the home folder."""
+
+Places = Annotated[list[Place], BeforeValidator(_one_is_a_list)]
+"""Paths; one may stand alone."""
 
 Schema = TypeVar("Schema", bound=BaseModel)
 

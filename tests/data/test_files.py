@@ -149,7 +149,7 @@ def test_broken_text_is_named(tmp_path: Path) -> None:
 def test_damaged_archives(tmp_path: Path) -> None:
     noise = json.dumps({"text": "".join(chr(97 + i * i % 26) for i in range(9000))}).encode() * 20
     whole = gzip.compress(noise)
-    again = "make or download it again"
+    again = "make or download it again, or join its parts"
     for name, content in (("a.jsonl.gz", whole[: len(whole) // 2]), ("b.txt.gz", b"not gzip at all"), ("c.txt.gz", whole[:12] + b"\0" * 9)):
         (tmp_path / name).write_bytes(content)
         message = refusal(tmp_path / name)
@@ -195,8 +195,98 @@ def test_closing_early_closes_the_file(jsonl: Path) -> None:
     documents.close()
 
 
+def test_archives_of_several_members_and_of_long_windows(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"document {i}"}).encode() + b"\n" for i in range(40)]
+    members = [b"".join(lines[:13]) + lines[13][:7], lines[13][7:], b"", b"".join(lines[14:])]  # a line over two of them, an empty one
+    (tmp_path / "a.jsonl.gz").write_bytes(b"".join(map(gzip.compress, members)) + bytes(512))  # padded, as tapes are
+    zstandard = pytest.importorskip("zstandard")
+    skippable = b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"  # pzstd writes some
+    write_zst(tmp_path / "a.jsonl.zst", *members)
+    (tmp_path / "a.jsonl.zst").write_bytes(skippable + (tmp_path / "a.jsonl.zst").read_bytes() + skippable)
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=31, enable_ldm=True)  # zstd --long=31
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()  # of unknown size, so the window is as asked
+    (tmp_path / "long.jsonl.zst").write_bytes(compressor.compress(b"".join(lines)) + compressor.flush())
+    for name in ("a.jsonl.gz", "a.jsonl.zst", "long.jsonl.zst"):
+        assert read(tmp_path / name) == [f"document {i}" for i in range(40)]
+
+
+def test_names_that_look_like_patterns_and_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "data [v1]" / "part*"
+    folder.mkdir(parents=True)
+    for name in ("a.txt", "b[2].txt", "c.txt"):
+        (folder / name).write_text(name)
+    assert read(folder / "*.txt") == ["a.txt", "b[2].txt", "c.txt"] == read(tmp_path / "data [v1]" / "**" / "*.txt")
+    assert read(folder / "b[2].txt") == ["b[2].txt"] and read(folder / "[bc].txt") == ["c.txt"]
+    assert read(tmp_path / "data [[]v1]" / "*" / "a.txt") == ["a.txt"], "escaped by hand"
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert read("~/part*/c.txt") == ["c.txt"]
+    assert [text for _, text in Files(FilesSource(paths="~/part*/a.txt", validation_fraction=0)).documents("train")] == ["a.txt"]
+    assert refusal("~nobody-of-this-name/x.txt").endswith("x.txt: no such file")
+
+
+def test_text_columns_however_they_are_stored(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = ["a", "b", "a", None, "c"] * 3
+    for kind in (
+        arrow.dictionary(arrow.int32(), arrow.string()),
+        arrow.dictionary(arrow.int8(), arrow.large_string()),
+        arrow.large_string(),
+    ):
+        parquet.write_table(arrow.table({"text": arrow.array(texts).cast(kind)}), tmp_path / "a.parquet", row_group_size=4)
+        assert read(tmp_path / "a.parquet") == ["a", "b", "a", "c"] * 3
+    write_parquet(tmp_path / "numbers.parquet", {"text": [1, 2]})
+    assert refusal(tmp_path / "numbers.parquet") == "numbers.parquet: the field 'text' holds int64, not text (set data.source.text_field)"
+    twice = arrow.Table.from_arrays([arrow.array(["a"]), arrow.array(["b"])], names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "twice.parquet")
+    assert refusal(tmp_path / "twice.parquet") == (
+        "twice.parquet: more than one column is called 'text'; rename all but one, or set data.source.text_field"
+    )
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["a single document, of a few words. " * 30],
+        ["one\n" * 40, "two\n" * 900],
+        ["word " * 30],
+        ["no-space-at-all" * 100],
+        ["ab"],
+        ["first", "a"],
+    ],
+)
+@pytest.mark.parametrize("fraction", [0.02, 0.5, 0.97])
+def test_a_source_too_small_for_a_split_has_its_end_held_out(tmp_path: Path, texts: list[str], fraction: float) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    training, held = (read(path, split=split, validation_fraction=fraction) for split in ("train", "validation"))
+    assert "".join(training + held) == "".join(texts) and training and held
+    if (characters := len("".join(texts))) > 100 and fraction == 0.02:
+        assert 0.1 < len("".join(held)) / characters < 0.5
+    source = Files(FilesSource(paths=str(path), validation_fraction=fraction))
+    for split in ("train", "validation"):
+        documents = list(source.documents(split))
+        assert list(source.documents(split, documents[-1][0])) == documents[-1:], "reading goes on from any cursor"
+    if source.notices():
+        assert source.notices()[0].startswith(f"{path}: too few documents to hold out whole ones, so the end is held out: ")
+
+
+def test_a_single_character_is_not_split(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    assert sorted(
+        read(tmp_path / "a.txt", validation_fraction=0.02) + read(tmp_path / "a.txt", split="validation", validation_fraction=0.02)
+    ) == ["a"]
+
+
+def test_a_large_source_is_not_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullband.data.files.SMALL", 100)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{i:050d}"}) + "\n" for i in range(5)) + "not JSON\n")
+    source = Files(FilesSource(paths=[str(path)], validation_fraction=1e-9))
+    assert len(next(iter(source.documents("train")))[1]) == 50 and not source.notices()
+
+
 def test_zst_reads_in_small_steps(tmp_path: Path) -> None:
-    from fullband.data.files import _ZstdReader
+    from fullband.data.compressed import _ZstdReader
 
     path = write_zst(tmp_path / "a.zst", b"abc" * 100_000, b"", b"end")
     reader = io.BufferedReader(_ZstdReader(path), buffer_size=7)

@@ -26,11 +26,12 @@ from fullband.data.batch import IGNORE, PADDING, Batch, Document
 from fullband.data.chat_template import ChatTemplate, Message, load_chat_template
 from fullband.data.files import Files
 from fullband.data.huggingface import HuggingFace
-from fullband.data.records import RecordReader
+from fullband.data.records import MESSAGE_KEYS, RecordReader, conversations_in
 from fullband.data.sources import TextSource
 from fullband.data.tokenizers import Tokenizer
 
 ROLES = ("system", "user", "assistant")
+SHAREGPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}  # its names of roles
 
 
 class ChatRecords(RecordReader):
@@ -62,12 +63,19 @@ class ChatRecords(RecordReader):
             raise ValueError(f"{where} holds {type(value).__name__}, not a list of messages (set {self.setting})")
         messages = []
         for number, message in enumerate(value):
-            if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-                raise ValueError(f"{where}, message {number}: not an object with role and content")
-            if message["role"] not in ROLES:
-                raise ValueError(f"{where}, message {number}: role '{message['role']}' is none of {', '.join(ROLES)}")
-            messages.append(Message(role=message["role"], content=self.text_value(message, "content", f"{where}, message {number}")))
+            keys = MESSAGE_KEYS if isinstance(message, Mapping) else ()
+            role_key, content_key = next(((role, content) for role, content in keys if role in message and content in message), ("", ""))
+            if not role_key:
+                raise ValueError(f"{where}, message {number}: not an object with role and content (or from and value)")
+            role = SHAREGPT.get(str(message[role_key]), message[role_key])
+            if role not in ROLES:
+                raise ValueError(f"{where}, message {number}: role '{role}' is none of {', '.join(ROLES)}")
+            messages.append(Message(role=role, content=self.text_value(message, content_key, f"{where}, message {number}")))
         return messages
+
+    def hint(self, record: Mapping[str, Any]) -> str:
+        found = conversations_in(record)
+        return f"set data.source.messages_field={found}" if found else super().hint(record)
 
     def describe(self) -> str:
         system = "" if self._system is None else f", system {json.dumps(self._system, ensure_ascii=False)}"

@@ -54,7 +54,7 @@ class ChatLoader(SourceLoader):
 
     def notices(self) -> list[str]:
         """How many of each split's first answers are left out because a row can't hold them. Raises ValueError if all of training's are."""
-        found = []
+        found = super().notices()
         kinds: dict[Split, str] = {"train": ""}
         if self._config.dataset or self._config.validation_paths or self._config.validation_fraction:
             kinds["validation"] = "held-out "

@@ -6,32 +6,35 @@ Every complaint is one line: where, what, and what to do about it.
 from __future__ import annotations
 
 import glob
-import gzip
 import io
 import json
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from fullband.config import FilesSource
+from fullband.data.compressed import COMPRESSIONS, open_bytes
 from fullband.data.optional import optional
 from fullband.data.records import RecordReader, TextRecords
-from fullband.data.sources import START, Cursor, TextSource, fingerprint_files, held_out
+from fullband.data.sources import START, Cursor, HeldOutEnd, TextSource, fingerprint_files, held_out, held_out_end
 from fullband.data.tasks import Split
 
 KINDS = {".txt": "txt", ".text": "txt", ".md": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-COMPRESSIONS = (".gz", ".zst")
 PIECE = 16_000  # characters after which a txt file is cut at the next line end
 LONGEST_LINE = 64_000  # a line is cut after this many more
+SMALL = 16_000_000  # characters up to which a source with an empty split has its end held out instead
 
 
 class Files(TextSource):
     """Files in the order of `paths`, each glob sorted. A txt file is cut into documents at line ends, so part of one can be held out.
 
     With `validation_paths`, those files are the validation split and are taken out of `paths` should a glob there match them too;
-    otherwise `validation_fraction` of the documents is.
+    otherwise `validation_fraction` of the documents is. Where there are so few documents that this would leave a split empty, the end of
+    the text is held out (`sources.held_out_end`).
     """
 
     def __init__(self, config: FilesSource, reader: RecordReader | None = None) -> None:
@@ -55,31 +58,60 @@ class Files(TextSource):
                 raise ValueError(f"{file}: a plain text has no fields; name .jsonl or .parquet files")
 
     def documents(self, split: Split, start: Cursor = START) -> Iterator[tuple[Cursor, str]]:
+        end = self._end
+        for cursor, text in self._documents(split, start, lambda cursor: end is not None or self._is_in(split, cursor)):
+            text = text if end is None else end.part_of(split, cursor, text)
+            if text.strip():
+                yield cursor, text
+
+    def _is_in(self, split: Split, cursor: Cursor) -> bool:
+        return self._fraction is None or held_out(cursor, self._fraction) == (split == "validation")
+
+    def _documents(self, split: Split, start: Cursor, wanted: Callable[[Cursor], bool]) -> Iterator[tuple[Cursor, str]]:
+        """Documents of the split's files, those that are not blank."""
         files = self._files[split]
         for number in range(start[0], len(files)):
             first = start[1] if number == start[0] else 0
-            for record, text in self._records(files[number], number, first, split):
+            for record, text in self._records(files[number], first, lambda record, number=number: wanted((number, record))):
                 if text.strip():
                     yield (number, record), text
 
-    def _records(self, file: Path, number: int, first: int, split: Split) -> Iterator[tuple[int, str]]:
+    def _records(self, file: Path, first: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, str]]:
         def wanted(record: int) -> bool:
-            if record < first:
-                return False
-            return self._fraction is None or held_out((number, record), self._fraction) == (split == "validation")
+            return record >= first and is_wanted(record)
 
         kind = KINDS[_suffix(file)]
         with _explained(file):
             if kind == "parquet":
                 yield from ((record, text) for record, text in _parquet(file, self._reader, first) if wanted(record))
                 return
-            with _open(file) as stream:
+            with open_bytes(file) as stream:
                 if kind == "txt":
                     yield from ((record, text) for record, text in enumerate(_pieces(stream)) if wanted(record))
                     return
                 for record, line in enumerate(stream):
                     if wanted(record) and line.strip():
                         yield record, _text_of_line(line, self._reader, f"{file}:{record + 1}")
+
+    @cached_property
+    def _end(self) -> HeldOutEnd | None:
+        """The end that is held out because whole documents would leave a split empty; None where they do not."""
+        if not self._fraction:
+            return None
+        found: list[tuple[Cursor, str]] = []
+        characters, splits = 0, set()
+        for cursor, text in self._documents("train", START, lambda cursor: True):
+            found.append((cursor, text))
+            characters += len(text)
+            splits.add(held_out(cursor, self._fraction))
+            if len(splits) == 2 or characters > SMALL:
+                return None
+        return held_out_end(found, self._fraction, may_cut=self._reader.texts_only)
+
+    def notices(self) -> list[str]:
+        if self._end is None:
+            return []
+        return [f"{self.where}: too few documents to hold out whole ones, so the end is held out: {self._end}"]
 
     def fingerprint(self) -> dict[str, str]:
         kind = "files" if self._fraction is None else f"files, held out {self._fraction:g}"
@@ -91,13 +123,13 @@ def _expand(paths: list[str]) -> list[Path]:
     """Files of paths and globs, without repetitions."""
     found: dict[Path, None] = {}
     for pattern in paths:
-        path = Path(pattern).expanduser()
+        path = Path(os.path.expanduser(pattern))
         if path.is_file():
             found[path] = None
         elif path.is_dir():
             raise ValueError(f"{pattern}: is a folder; name its files, for example {pattern.rstrip('/')}/**/*.jsonl")
         elif glob.has_magic(pattern):
-            matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+            matches = [Path(match) for match in sorted(glob.glob(_pattern(path), recursive=True))]
             matches = [match for match in matches if match.is_file()]
             if not matches:
                 raise ValueError(f"{pattern}: no file matches this pattern")
@@ -105,6 +137,13 @@ def _expand(paths: list[str]) -> list[Path]:
         else:
             raise ValueError(f"{pattern}: no such file")
     return list(found)
+
+
+def _pattern(path: Path) -> str:
+    """`path` as a glob in which folders that are there stand for themselves, whatever characters their names have."""
+    parts = path.parts
+    kept = max(number for number in range(len(parts)) if Path(*parts[:number]).is_dir())
+    return str(Path(glob.escape(str(Path(*parts[:kept]))), *parts[kept:]))
 
 
 def _check(file: Path) -> None:
@@ -138,7 +177,9 @@ def _explained(file: Path) -> Iterator[None]:
     except (EOFError, OSError, zlib.error) as error:
         if file.suffix.lower() in COMPRESSIONS:
             reason = " ".join(str(error).split())
-            raise ValueError(f"{file}: a damaged or cut short {file.suffix} file ({reason}); make or download it again") from None
+            raise ValueError(
+                f"{file}: a damaged or cut short {file.suffix} file ({reason}); make or download it again, or join its parts"
+            ) from None
         raise ValueError(f"{file}: cannot be read ({error})") from None
 
 
@@ -146,59 +187,13 @@ def _broken_utf8(file: Path) -> str:
     """file:line of the first bytes that are not UTF-8 (a parquet file has no lines)."""
     if _suffix(file) == ".parquet":
         return str(file)
-    with _open(file) as stream:
+    with open_bytes(file) as stream:
         for number, line in enumerate(stream, start=1):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError:
                 return f"{file}:{number}"
     return str(file)
-
-
-def _open(file: Path) -> IO[bytes]:
-    """The uncompressed bytes."""
-    if file.suffix.lower() == ".gz":
-        return cast(IO[bytes], gzip.open(file, "rb"))
-    if file.suffix.lower() == ".zst":
-        return io.BufferedReader(_ZstdReader(file), buffer_size=2**20)
-    return file.open("rb")
-
-
-class _ZstdReader(io.RawIOBase):
-    """Uncompressed bytes of a .zst file of one or more frames. (zstandard's own reader takes a cut short file for a whole one.)"""
-
-    def __init__(self, file: Path) -> None:
-        self._zstandard = optional("zstandard", f"{file}: zst")
-        self._stream = file.open("rb")
-        self._frame = self._zstandard.ZstdDecompressor().decompressobj()
-        self._frame_is_new = True
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            data = self._frame.unused_data if self._frame.eof else b""
-            data = data or self._stream.read(2**17)
-            if self._frame.eof and data:
-                self._frame, self._frame_is_new = self._zstandard.ZstdDecompressor().decompressobj(), True
-            if not data:
-                if self._frame.eof or self._frame_is_new:
-                    return 0
-                raise EOFError("it ends inside a frame")
-            try:
-                self._ready = memoryview(self._frame.decompress(data))
-            except self._zstandard.ZstdError as error:
-                raise OSError(str(error)) from None
-            self._frame_is_new = False
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
 
 
 def _pieces(stream: IO[bytes]) -> Iterator[str]:
@@ -213,6 +208,10 @@ def _text_of_line(line: bytes, reader: RecordReader, where: str) -> str:
         record = json.loads(line.rstrip())  # a message counts columns in this line, not in an empty one after it
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not valid JSON ({error.msg}, column {error.colno}); fix or remove this line") from None
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
+        raise ValueError(f"{where}: not readable as JSON ({error}); fix or remove this line") from None
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a {type(record).__name__}, not a JSON object with a field '{reader.fields[0]}'")
     return reader.text(record, where)
@@ -223,12 +222,14 @@ def _parquet(file: Path, reader: RecordReader, first: int) -> Iterator[tuple[int
     parquet, arrow = optional("pyarrow.parquet", f"{file}: parquet"), optional("pyarrow", f"{file}: parquet")
     try:
         with parquet.ParquetFile(file) as table:
+            names = dict.fromkeys(table.schema_arrow.names)
             for field in reader.fields:
-                reader.value(dict.fromkeys(table.schema_arrow.names), field, str(file))
+                reader.value(names, field, str(file))
+                if table.schema_arrow.names.count(field) > 1:
+                    raise ValueError(f"{file}: more than one column is called '{field}'; rename all but one, or set {reader.setting}")
                 kind = table.schema_arrow.field(field).type
-                is_text = arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind)
-                if reader.texts_only and not is_text:
-                    raise ValueError(f"{file}: the field '{field}' holds {kind}, not text (set {reader.setting})")
+                if reader.texts_only and not _is_text(kind, arrow.types):
+                    raise ValueError(f"{file}: the field '{field}' holds {kind}, not text ({reader.hint(names)})")
             row = 0
             for group in range(table.num_row_groups):
                 rows = table.metadata.row_group(group).num_rows
@@ -239,3 +240,10 @@ def _parquet(file: Path, reader: RecordReader, first: int) -> Iterator[tuple[int
     except (arrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{file}: a damaged parquet file, or not one ({reason}); make or download it again") from None
+
+
+def _is_text(kind: Any, types: Any) -> bool:
+    """Whether a column of this Arrow type gives strings, however they are stored."""
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _is_text(kind.value_type, types)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))

@@ -130,6 +130,9 @@ class SourceLoader(Loader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._stream.load_state_dict(state)
 
+    def notices(self) -> list[str]:
+        return self.source.notices()
+
     def fingerprint(self) -> dict[str, str]:
         row = {"tokenizer": self.tokenizer.name, "length": str(self.length), "shuffle": str(self._shuffle_documents)}
         return self.source.fingerprint() | row | ({} if self._packing else {"packing": "one document a row"})

@@ -7,6 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+USUAL = ("messages", "conversations", "conversation")
+MESSAGE_KEYS = (("role", "content"), ("from", "value"))  # of a message; the second pair is ShareGPT's
+
 
 class RecordReader(ABC):
     """How the text of a document is made of a record's fields.
@@ -35,14 +38,18 @@ class RecordReader(ABC):
     def value(self, record: Mapping[str, Any], field: str, where: str) -> Any:
         """Raises ValueError naming the fields that are there."""
         if field not in record:
-            raise ValueError(f"{where}: no field '{field}'; the fields there are {listed(record)} (set {self.setting})")
+            raise ValueError(f"{where}: no field '{field}'; the fields there are {listed(record)} ({self.hint(record)})")
         return record[field]
+
+    def hint(self, record: Mapping[str, Any]) -> str:
+        """What to set, for a record that does not hold what is read."""
+        return f"set {self.setting}"
 
     def text_value(self, record: Mapping[str, Any], field: str, where: str) -> str:
         """Raises ValueError if the field is missing or holds no text."""
         value = self.value(record, field, where)
         if not isinstance(value, str):
-            raise ValueError(f"{where}: the field '{field}' holds {type(value).__name__}, not text (set {self.setting})")
+            raise ValueError(f"{where}: the field '{field}' holds {type(value).__name__}, not text ({self.hint(record)})")
         return value.encode("utf-8", errors="replace").decode("utf-8")  # JSON can spell half a surrogate pair; no tokenizer takes it
 
 
@@ -55,18 +62,42 @@ class TextRecords(RecordReader):
     def __init__(self, field: str):
         """Raises ValueError for a pattern with an unpaired brace."""
         try:
-            named = [name for _, name, _, _ in string.Formatter().parse(field) if name]
+            parts = [(name, spec, conversion) for _, name, spec, conversion in string.Formatter().parse(field) if name is not None]
+            if any(spec or conversion or not name for name, spec, conversion in parts):
+                raise ValueError("a field stands alone in its braces")
         except ValueError as error:
             raise ValueError(f"{self.setting}: '{field}' is not a pattern of fields ({error})") from None
+        named = [name for name, _, _ in parts]
         self.pattern = field if named else None
         self.fields = list(dict.fromkeys(named)) or [field]
 
     def text(self, record: Mapping[str, Any], where: str) -> str:
         values = {field: self.text_value(record, field, where) for field in self.fields}
-        return values[self.fields[0]] if self.pattern is None else self.pattern.format_map(values)
+        if self.pattern is None:
+            return values[self.fields[0]]
+        # Not `format`, to which a.b or a[b] in a field's name would be an attribute or an element of it.
+        return "".join(text + ("" if field is None else values[field]) for text, field, _, _ in string.Formatter().parse(self.pattern))
+
+    def hint(self, record: Mapping[str, Any]) -> str:
+        if field := conversations_in(record):
+            named = "" if field == "messages" else f" and data.source.messages_field={field}"
+            return f"'{field}' holds conversations: set data.source.kind=chat{named}; or set {self.setting}"
+        return super().hint(record)
 
     def describe(self) -> str:
         return f"field {self.pattern or self.fields[0]}"
+
+
+def conversations_in(record: Mapping[str, Any]) -> str | None:
+    """The field that holds a conversation, by what it holds, or by its usual names where only names are known (None for a value)."""
+    for field, value in record.items():
+        if (value is None and field in USUAL) or (isinstance(value, list) and value and _is_message(value[0])):
+            return field
+    return None
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(role in value and content in value for role, content in MESSAGE_KEYS)
 
 
 def listed(names: Iterable[str]) -> str:
