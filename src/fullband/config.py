@@ -149,11 +149,27 @@ class FeedbackConfig(Strict):
         default="uniform",
         description="plain positions of later passes, drawn for each pass; shared = one for all passes; answer = the prompts of chat data",
     )
-    prefix_rounding: int = Field(default=1, gt=0, description="round prefix lengths down to this multiple (64 when compiled)")
+    prefix_rounding: int | None = Field(
+        default=None,
+        gt=0,
+        description="later passes are computed from a multiple of this position on, which changes no value and no prefix; default: 1, or "
+        "when compiled an eighth of the row (64 in short rows), because every start is a shape to compile",
+    )
     fusion_warmup: int = Field(default=0, ge=0, description="steps after switch-on that train only the fusion")
     control: Control = "none"
     reuse: bool = Field(default=True, description="exact prefix reuse; off = the naive K full passes")
     adaptive: AdaptiveConfig | None = None
+
+    @property
+    def rounding(self) -> int:
+        """The multiple that later passes start at."""
+        return self.prefix_rounding or 1
+
+    def compiled(self, length: int) -> FeedbackConfig:
+        """The same for compiled blocks and rows of `length`: unless it is set, later passes start at few places, each a compilation."""
+        if self.prefix_rounding is not None:
+            return self
+        return self.model_copy(update={"prefix_rounding": max(min(64, length // 2), length // 8)})
 
     @field_validator("prefix", mode="before")
     @classmethod

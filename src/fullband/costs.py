@@ -166,17 +166,18 @@ def executed_positions(length: int, feedback: FeedbackConfig, rows: int = 1) -> 
     """
     if not feedback.reuse:
         return [1.0] * length
+    rounding = feedback.rounding
     if feedback.prefix in ("off", "answer"):
-        return [0.0] + [1.0] * (length - 1)
+        return [float(rounding > 1)] + [1.0] * (length - 1)
     sharing = rows if feedback.prefix == "per-row" else 1
-    rounding = feedback.prefix_rounding
 
     def reached(t: int) -> float:
-        """P(the shortest of `sharing` prefixes, uniform over 0 … length - 2 and rounded down, ends before t)."""
+        """P(a pass starts at t or before): the multiple at or before the first position behind the shortest of `sharing` prefixes,
+        which are uniform over 0 … length - 2."""
         longer = max(0, length - (t // rounding + 1) * rounding) / (length - 1)
         return 1 - longer**sharing
 
-    return [0.0] + [reached(t) for t in range(1, length)]
+    return [reached(t) for t in range(length)]
 
 
 def pass_mixture(phases: list[Phase], steps: int | None = None, start_step: int = 0) -> dict[int, float]:

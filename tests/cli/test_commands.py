@@ -13,7 +13,9 @@ import pytest
 
 import fullband.quickstart as fullband_quickstart
 from cli.commands import Trained, checkpoint_of, contents, fullband
-from fullband.presets import TRUNKS
+from fullband.presets import PAPER_RUNS, TRUNKS
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 COMMANDS = ["quickstart", "train", "generate", "evaluate-loss", "diagnose", "info"]
 
@@ -159,6 +161,14 @@ def test_info_of_the_papers_model() -> None:
     runs = fullband("info", "paper-1b", "--json").json["paper_runs"]
     assert [round(run["cost"]["token_equivalent"] / 1e9) for run in runs] == [30, 150, 256, 512]
     assert [run["paper_prints"] for run in runs] == [40e9, 150e9, 256e9, 512e9]
+
+
+@pytest.mark.parametrize("name", sorted(PAPER_RUNS))
+def test_info_says_the_same_of_a_paper_run_by_preset_and_by_recipe(name: str) -> None:
+    by_preset = next(run for run in fullband("info", "paper-1b", "--json").json["paper_runs"] if run["run"] == name)["cost"]
+    recipe = fullband("info", RECIPES / f"{name}.yaml", "--json").json["run"]
+    assert recipe["cost"] == pytest.approx(by_preset, rel=1e-4)  # the recipe has whole steps
+    assert by_preset["executed_positions"] / by_preset["tokens"] == pytest.approx(1 + 0.5625 * (by_preset["passes"] - 1), rel=1e-3)
 
 
 @pytest.mark.parametrize("preset", sorted(TRUNKS))

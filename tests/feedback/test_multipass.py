@@ -82,6 +82,18 @@ def test_law_3_reuse_equals_the_naive_passes(isometric_model, packed_rows, prefi
         assert all(slow[1][name].abs().max() > 1e-8 for name in ("fusion.state.weight", "fusion.gate.weight"))
 
 
+@pytest.mark.parametrize("rounding", [5, 8])
+@pytest.mark.parametrize("prefixes", [[7], [3, 13], [13, 4], [0, T - 2], [torch.tensor([9, 17, 8, 22]), 6]], ids=str)
+def test_law_3_holds_where_the_starts_are_rounded(isometric_model, packed_rows, prefixes, rounding):
+    """A compiled run starts its later passes at few places; the prefixes, and so every value and gradient, are as without."""
+    model, rows, condition = isometric_model(), packed_rows(PACKED), CONDITIONS["everything"]
+    slow = evaluate(model, rows, condition, multipass_reference, prefixes)
+    for pieces in (False, True):
+        assert_same(evaluate(model, rows, condition, multipass, prefixes, pieces=pieces, rounding=rounding), slow)
+    starts = [output.start for output in multipass(model, rows.tokens, prefixes, rounding=rounding)[1:]]
+    assert starts == [(int(torch.as_tensor(p).min()) + 1) // rounding * rounding for p in prefixes]
+
+
 @pytest.mark.parametrize("fusion", ["concat", "add", "residual"])
 @pytest.mark.parametrize("control", ["none", "shuffled"])
 def test_law_3_holds_for_every_fusion_and_control(isometric_model, packed_rows, fusion, control):
@@ -148,8 +160,8 @@ def test_law_3_holds_for_masks_of_plain_positions(isometric_model, packed_rows, 
     assert (~early).any(0).int().argmax() < (~late).any(0).int().argmax()
     for prefixes in ([early, early], [early, late], [late, early], [late, 5]):
         slow = evaluate(model, rows, condition, multipass_reference, prefixes)
-        for pieces in (False, True):
-            assert_same(evaluate(model, rows, condition, multipass, prefixes, pieces=pieces), slow)
+        for pieces, rounding in ((False, 1), (True, 1), (False, 4)):
+            assert_same(evaluate(model, rows, condition, multipass, prefixes, pieces=pieces, rounding=rounding), slow)
         assert slow[1]["fusion.state.weight"].abs().max() > 1e-8
 
 

@@ -87,11 +87,18 @@ def test_the_shortest_row_and_no_mixin():
     assert schedule().prefixes(0, 0, 1, 30, torch.arange(2)) == []
 
 
-def test_rounding_counts_plain_positions_down():
-    rounded, exact = schedule(prefix_rounding=8), schedule()
-    for step in range(200):
-        (p,), (q,) = rounded.prefixes(step, 0, 2, 65, torch.arange(1)), exact.prefixes(step, 0, 2, 65, torch.arange(1))
-        assert p == max(0, (q + 1) // 8 * 8 - 1)
+@pytest.mark.parametrize("length", [65, 8192])
+def test_prefixes_are_drawn_freely_where_blocks_are_compiled(length):
+    """§3.3 wants switches at arbitrary points: few shapes to compile must not mean few prefixes, nor more fused positions."""
+    free = FeedbackConfig(schedule="paper-10b")
+    compiled = free.compiled(length)
+    assert compiled.rounding > 1
+    drawn = [
+        [PassSchedule(config, SCHEDULES["none"], 100, 0).prefixes(step, 0, 2, length, torch.arange(1))[0] for step in range(400)]
+        for config in (free, compiled)
+    ]
+    assert drawn[0] == drawn[1] and len(set(drawn[1])) > 60
+    assert np.mean(drawn[1]) / length == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize("passes", [{1: 0.75, 2: 0.22, 3: 0.03}, {2: 0.88, 3: 0.12}, {1: 0.5, 4: 0.5}, {3: 1.0}])

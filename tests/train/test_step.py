@@ -190,7 +190,7 @@ def assert_compiled_is_the_same(packed: MakeRecipe, length: int, tolerance: floa
     curves = []
     for compiled in (False, True):
         options["train"]["compile"] = compiled
-        config = packed(f"compiled-{compiled}", feedback__prefix_rounding=min(64, length // 2), **options)
+        config = packed(f"compiled-{compiled}", **options)
         train(config)
         entries = read_metrics(Path(config.output or "") / "metrics.jsonl")
         curves.append([value for e in entries for value in (e["validation"].values() if "validation" in e else [e["objective"]])])
@@ -205,7 +205,7 @@ def test_blocks_are_captured_whole_and_few_times(packed: MakeRecipe, monkeypatch
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compile_module(self, backend="eager", fullgraph=True, **how))
     trunk = {**packed().model.trunk, "context": 192}
     graphs = assert_compiled_is_the_same(lambda *a, **k: packed(*a, model__trunk=trunk, **k), 192, 1e-5)
-    assert 4 <= graphs <= 2 * 4 * 2  # sliding and full layers; pass 1 and suffixes from 1, 64 and 128; rows with and without a boundary
+    assert 4 <= graphs <= 2 * 4 * 2  # sliding and full layers; pass 1 and passes from 0, 64 and 128; with and without a cache
 
 
 @pytest.mark.slow
@@ -216,11 +216,20 @@ def test_compiled_blocks_train_the_same(packed: MakeRecipe) -> None:
     assert_compiled_is_the_same(lambda *a, **k: packed(*a, model__trunk=one_kind, **k), 24, 2e-4)
 
 
-@pytest.mark.parametrize(("length", "rounding"), [(2, 1), (24, 12), (128, 64), (512, 64), (2048, 256)])
-def test_compiled_prefixes_have_few_lengths(recipe: MakeRecipe, length: int, rounding: int) -> None:
-    assert compiled_feedback(recipe(data__length=length, train__compile=True)).prefix_rounding == rounding
-    assert compiled_feedback(recipe(data__length=length)).prefix_rounding == 1
-    assert compiled_feedback(recipe(data__length=length, train__compile=True, feedback__prefix_rounding=5)).prefix_rounding == 5
+@pytest.mark.parametrize(("length", "rounding"), [(2, 1), (24, 12), (128, 64), (512, 64), (2048, 256), (8192, 1024)])
+def test_compiled_passes_start_at_few_places(recipe: MakeRecipe, length: int, rounding: int) -> None:
+    assert compiled_feedback(recipe(data__length=length, train__compile=True)).rounding == rounding
+    assert compiled_feedback(recipe(data__length=length)).rounding == 1
+    for chosen in (1, 5):
+        assert compiled_feedback(recipe(data__length=length, train__compile=True, feedback__prefix_rounding=chosen)).rounding == chosen
+
+
+def test_where_passes_start_changes_no_loss(packed: MakeRecipe) -> None:
+    """With rounded starts a step computes more positions: the same prefixes, objective and gradients."""
+    (free, few), (rounded, more) = (gradients(packed(feedback__prefix_rounding=rounding)) for rounding in (1, 8))
+    assert_same_gradients(free, rounded)
+    assert few.objective == pytest.approx(more.objective, abs=1e-12) and few.losses() == pytest.approx(more.losses(), abs=1e-12)
+    assert few.executed_positions < more.executed_positions
 
 
 def compiler_works() -> bool:

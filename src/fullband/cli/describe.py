@@ -119,11 +119,16 @@ def describe_run(recipe: Recipe, trunk: TrunkConfig | None, feedback: FeedbackCo
     }
 
 
+def preset_feedback(name: str) -> FeedbackConfig:
+    """What a preset's costs are counted with: the paper's model is compiled, as its recipes say, the small ones are not."""
+    return FeedbackConfig().compiled(PAPER_LENGTH) if name == PAPER_TRUNK else FeedbackConfig()
+
+
 def describe_paper_runs(trunk: TrunkConfig) -> list[dict[str, Any]]:
     """The table of section 4, with what its runs cost: computed, not quoted."""
     runs = []
     for name, tokens in PAPER_RUNS.items():
         mixture = costs.pass_mixture(SCHEDULES[name])
-        cost = costs.run_cost(trunk, "gated", tokens, mixture, PAPER_LENGTH, FeedbackConfig())
+        cost = costs.run_cost(trunk, "gated", tokens, mixture, PAPER_LENGTH, preset_feedback(PAPER_TRUNK))
         runs.append({"run": name, "mixture": mixture, "cost": vars(cost), "paper_prints": PAPER_PRINTS[name]})
     return runs

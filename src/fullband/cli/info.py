@@ -53,13 +53,12 @@ def info(
 
 
 def describe_preset(name: str) -> dict[str, Any]:
-    from fullband.cli.describe import PAPER_TRUNK, describe_model, describe_paper_runs, describe_training_memory
-    from fullband.config import FeedbackConfig
+    from fullband.cli.describe import PAPER_TRUNK, describe_model, describe_paper_runs, describe_training_memory, preset_feedback
     from fullband.presets import TRUNKS
 
     trunk = TRUNKS[name]
     found = {"preset": name, "model": describe_model(trunk, "gated", trunk.context)}
-    found["training_memory"] = describe_training_memory(trunk, "gated", 1, trunk.context, "bfloat16", [1, 2, 3], FeedbackConfig())
+    found["training_memory"] = describe_training_memory(trunk, "gated", 1, trunk.context, "bfloat16", [1, 2, 3], preset_feedback(name))
     return found | ({"paper_runs": describe_paper_runs(trunk)} if name == PAPER_TRUNK else {})
 
 

@@ -146,5 +146,6 @@ def print_paper_runs(console: Console, runs: list[dict[str, Any]]) -> None:
         "Runs of the paper's section 4, in rows of 8192",
         made,
         "* By the paper's own rule, tokens x passes, its first run is 30B, not 40B.\n"
-        "computed: positions really run, as later passes reuse their plain prefix; naive: with whole passes.",
+        "computed: positions really run, as later passes reuse their plain prefix (compiled, they start at eighths of "
+        "a row); naive: with whole passes.",
     )

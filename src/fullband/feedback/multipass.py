@@ -1,9 +1,10 @@
 """Multi-pass training (Eqs. 9-12, Listings 1 and 3), with exact reuse of the plain prefix.
 
 In pass k, positions t ≤ p_k are plain (prefix mixin), so their states, keys and values are pass 1's own: they are never computed
-again. The suffix t > p_k reads pass 1's cache cut at p_k and carries the states ĥ of pass k-1 (pass 1's where that pass was itself
-plain). `multipass_reference` runs every pass in full; loss and gradients are the same. It is also what is left for trunks that cannot
-keep a cache under autograd.
+again. The suffix t > p_k attends to pass 1's cache cut at p_k and carries the states ĥ of pass k-1 (pass 1's where that pass was itself
+plain). Where starts are rounded, a pass begins at a multiple before its suffix, and what lies between is computed again, plain.
+`multipass_reference` runs every pass in full; loss and gradients are the same. It is also what is left for trunks that cannot keep a
+cache under autograd.
 
 Rows whose prefixes differ, and masks of plain positions (prompts between answers, in packed rows), share what comes before the first
 fused position of any row.
@@ -66,10 +67,12 @@ def multipass(
     documents_BT: Tensor | None = None,
     jitter: Jitter | None = None,
     pieces: bool | None = None,
+    rounding: int = 1,
 ) -> list[PassStates]:
     """States of pass 1 (all positions) and of passes 2 … K (each from its own prefix on); nothing is detached.
 
     prefixes   p_2 … p_K, so K = 1 + len(prefixes); all drawn before pass 1
+    rounding   passes 2 … K start at multiples of it, at or before their first fused position: few shapes to compile, the same values
     pieces     run pass 1 in pieces cut at the prefixes instead of cropping its cache: what recurrent trunks need
     Raises ValueError if a prefix leaves no position to fuse; a mask may: its pass is then pass 1 again but for the last position.
     """
@@ -81,7 +84,7 @@ def multipass(
     embeddings = trunk.embed(tokens_BT)
     length = tokens_BT.shape[1]
     check_length(model, length)
-    cuts = [_first_fused(prefix, length) for prefix in prefixes]
+    cuts = [_first_fused(prefix, length) // rounding * rounding for prefix in prefixes]
     in_pieces = not trunk.crops if pieces is None else pieces
     if in_pieces:
         cuts = _without_single_positions(cuts, length)
@@ -143,7 +146,7 @@ def _plain_pass(
     if not pieces:
         states, cache = model.trunk(embeddings, positions, documents, keep="all")
         assert cache is not None
-        return states, {cut: cache.crop(cut) for cut in cuts}
+        return states, {cut: cache.crop(cut) for cut in cuts if cut}
     cache, caches, parts = None, {}, []
     bounds = sorted({0, *cuts, embeddings.shape[1]})
     for start, stop in pairwise(bounds):

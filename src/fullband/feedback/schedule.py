@@ -85,14 +85,9 @@ class PassSchedule:
         if self.config.prefix == "off":
             return 0
         if self.config.prefix in ("uniform", "shared"):
-            return self._round(int(keyed_generator("prefix", self.seed, step, accumulation, k).integers(0, length - 1)))
+            return int(keyed_generator("prefix", self.seed, step, accumulation, k).integers(0, length - 1))
         drawn = [int(keyed_generator("prefix", self.seed, step, k, int(row)).integers(0, length - 1)) for row in rows]
-        return torch.tensor([self._round(p) for p in drawn], device=rows.device)
-
-    def _round(self, prefix: int) -> int:
-        """Down to a multiple of the rounding, counted in plain positions (prefix + 1), so that few shapes are compiled."""
-        rounding = self.config.prefix_rounding
-        return max(0, (prefix + 1) // rounding * rounding - 1) if rounding > 1 else prefix
+        return torch.tensor(drawn, device=rows.device)
 
     def token_equivalent_compute(self, tokens_per_step: int) -> int:
         """Σ tokens × passes over the whole run (section 4), as drawn with the present adaptive state."""

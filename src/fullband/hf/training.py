@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -166,7 +166,7 @@ def run_passes(
     rows = (accumulation * ranks + rank) * batch + torch.arange(batch)
     prefixes = schedule.prefixes(step, accumulation, passes, length, rows)
     jitter = Jitter(feedback.jitter, model.config.training_seed, step, rows)
-    run = multipass if feedback.reuse else multipass_reference
+    run = partial(multipass, rounding=feedback.rounding) if feedback.reuse else multipass_reference
     outputs = run(model, input_ids, prefixes, positions_BT, documents_BT, jitter)
     touch = 0.0 * torch.stack([p.sum() for p in model.fusion.parameters()]).sum()
     return PassRun(outputs, shifted_targets(labels, documents_BT), schedule.loss_weight(step), touch)

@@ -97,11 +97,8 @@ def feedback_of(recipe: Recipe, model: LoadedModel) -> FeedbackConfig:
 
 
 def compiled_feedback(recipe: Recipe) -> FeedbackConfig:
-    """Where blocks are compiled, prefixes come in multiples of 64, or of an eighth of a long row: a new length is a new compilation."""
-    feedback, length = recipe.feedback, recipe.data.length
-    if recipe.train.compile and feedback.prefix_rounding == 1:
-        return feedback.model_copy(update={"prefix_rounding": max(min(64, length // 2), length // 8)})
-    return feedback
+    """The recipe's feedback, its later passes starting at few places where blocks are compiled."""
+    return recipe.feedback.compiled(recipe.data.length) if recipe.train.compile else recipe.feedback
 
 
 def model_identity(model: LoadedModel, recipe: Recipe) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def accumulate_gradients(
     rows_per_microbatch = config.microbatch_rows or batch.tokens.shape[0]
     scored = max(1, batch.counted)
     report = StepReport(passes, tokens=batch.tokens.numel())
-    run_passes = multipass if feedback.reuse else multipass_reference
+    run_passes = partial(multipass, rounding=feedback.rounding) if feedback.reuse else multipass_reference
     for index, micro in enumerate(batch.split(rows_per_microbatch)):
         first_row = index * rows_per_microbatch
         rows = torch.arange(first_row, first_row + micro.tokens.shape[0])
