@@ -38,7 +38,7 @@ __all__ = ["FullBandConfig", "FullBandForCausalLM"]
 class SavedModel(PreTrainedModel):
     """`save_pretrained` and `from_pretrained` that keep a model whole."""
 
-    progress: Any  # training.TrainingProgress
+    progress: Any  # progress.TrainingProgress
     generation_config: Any
 
     @classmethod

@@ -18,9 +18,10 @@ from fullband.hf.checkpoint import SavedModel
 from fullband.hf.config import FullBandConfig
 from fullband.hf.fused_head import Backbone, keep_passes
 from fullband.hf.generation import FeedbackGeneration, PromptReading
+from fullband.hf.progress import TrainingProgress
 from fullband.hf.reading import read_as_generated, read_text
 from fullband.hf.rows import describe_rows, shifted_targets
-from fullband.hf.training import TrainingProgress, training_forward
+from fullband.hf.training import training_forward
 from fullband.hf.versions import CACHE
 from fullband.trunk.decoder import Decoder
 from fullband.trunk.huggingface import HuggingFaceTrunk

@@ -1,19 +1,16 @@
 """`forward(labels=…)` in training: Eq. 12 under the config's schedule, so that trainers which know nothing of passes train them.
 
-Trainer, SFTTrainer and torchrun call `forward` and step an optimizer. The step, which the schedule needs (law 7), is counted here, by a
-hook that torch calls after every optimizer's step, and saved with the weights.
+Trainer, SFTTrainer and torchrun call `forward` and step an optimizer. The step, which the schedule needs (law 7), is counted in `progress`.
 """
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fullband.config import FeedbackConfig, parse
@@ -28,52 +25,6 @@ if TYPE_CHECKING:
     from fullband.hf.model import FullBandForCausalLM
 
 DEFAULT_SCHEDULE = [{"fraction": 1.0, "passes": {2: 1.0}}]  # where the config says nothing: every step feeds back once
-
-
-_COUNTING: weakref.WeakSet[TrainingProgress] = weakref.WeakSet()
-
-
-class TrainingProgress(nn.Module):
-    """Counts the steps of the optimizer that holds the model's parameters. `step` is saved with the weights, so a resumed run goes on."""
-
-    step: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("step", torch.zeros((), dtype=torch.long))
-        self.accumulation = -1  # which training forward of the step was the last
-        self._watched: Any = None  # weak reference to a trained parameter: the optimizer that holds it is the run's
-
-    def next_call(self, model: nn.Module) -> tuple[int, int]:
-        """(step, accumulation index) of the training forward that begins. Raises ValueError if nothing is trainable."""
-        watched = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
-        if watched is None:
-            raise ValueError("no parameter of the model is trainable")
-        self._watched = weakref.ref(watched)
-        _watch_optimizers()
-        _COUNTING.add(self)
-        self.accumulation += 1
-        return int(self.step), self.accumulation
-
-    def count(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called after a step of any optimizer."""
-        watched = self._watched() if self._watched is not None else None
-        if watched is not None and any(parameter is watched for group in optimizer.param_groups for parameter in group["params"]):
-            self.step += 1
-            self.accumulation = -1
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_watched": None}  # a copy has parameters of its own
-
-
-@cache
-def _watch_optimizers() -> None:
-    register_optimizer_step_post_hook(_count_step)
-
-
-def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for progress in list(_COUNTING):
-        progress.count(optimizer)
 
 
 def pass_schedule(model: FullBandForCausalLM) -> tuple[FeedbackConfig, PassSchedule]:
