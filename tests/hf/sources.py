@@ -9,7 +9,9 @@ import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from torch import nn
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from fullband.hf.source import align_weights
 
 VOCABULARY = 264  # 256 bytes, three special tokens, five ids that no token has
 SHAPE: dict[str, Any] = dict(
@@ -34,6 +36,14 @@ def tiny_llama(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
             nn.init.normal_(module.weight)
     model.generation_config = GenerationConfig(bos_token_id=256, eos_token_id=[257, 256], pad_token_id=258, do_sample=False)
     return model.eval()
+
+
+def plain_model(folder: Path, **options: Any) -> PreTrainedModel:
+    """The checkpoint as transformers itself loads it, with weights laid out in memory as those of the models it is compared with:
+    where they start decides how BLAS rounds."""
+    lm = AutoModelForCausalLM.from_pretrained(folder, **options)
+    align_weights(lm)
+    return lm.eval()
 
 
 def byte_tokenizer(ids: int = 259) -> PreTrainedTokenizerFast:

@@ -17,10 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import fullband.decode as decode
 from fullband.feedback.passes import read
 from fullband.files import MANIFEST, write_json, write_manifest
-from fullband.hf import FullBandConfig, FullBandForCausalLM
+from fullband.hf import FullBandConfig, FullBandForCausalLM, attach
+from fullband.hf.source import find_source, load_source
 from fullband.model import FullBandModel
 from hf.models import NATIVE, PADDED, PROMPTS, make, shared
-from hf.sources import byte_tokenizer
+from hf.sources import byte_tokenizer, plain_model, write_source
 
 WEIGHTS = "model.safetensors"
 
@@ -61,6 +62,26 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     loaded = FullBandForCausalLM.from_pretrained(tmp_path)
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
     assert torch.equal(loaded(PADDED).logits, model(PADDED).logits)
+
+
+def test_loaded_weights_lie_in_memory_as_constructed_ones(tmp_path: Path) -> None:
+    """Each starts on 64 bytes: mapped as they stand in the file, they would make other roundings on some processors."""
+
+    def misaligned(model: Any) -> int:
+        return sum(tensor.data_ptr() % 64 != 0 for tensor in (*model.parameters(), *model.buffers()))
+
+    write_source(tmp_path / "source")
+    assert misaligned(AutoModelForCausalLM.from_pretrained(tmp_path / "source"))  # as transformers leaves them
+    source = load_source(find_source(tmp_path / "source"))
+    attach(source).save_pretrained(tmp_path / "converted")
+    loaded = FullBandForCausalLM.from_pretrained(tmp_path / "converted")
+    for model in (source, loaded):
+        assert not misaligned(model)
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight  # tied, and still one tensor
+    tokens = torch.arange(60).view(2, 30)
+    with torch.no_grad():
+        expected = source(tokens).logits
+        assert torch.equal(loaded(tokens).logits, expected) and torch.equal(plain_model(tmp_path / "source")(tokens).logits, expected)
 
 
 def test_dtype_and_attention_are_chosen_when_loading(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from fullband.hf import FullBandForCausalLM
 from fullband.hf import convert as conversion
 from fullband.loading import load_model
 from fullband.model import FullBandModel
-from hf.sources import VOCABULARY, byte_tokenizer, tiny_llama, write_source
+from hf.sources import VOCABULARY, byte_tokenizer, plain_model, tiny_llama, write_source
 
 T5 = T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1, num_heads=1)
 TOKENS = torch.arange(60).view(2, 30) * 37 % 256
@@ -46,7 +46,7 @@ def converted(source: Path) -> Path:
 
 def plain_logits(folder: Path) -> torch.Tensor:
     with torch.no_grad():
-        return AutoModelForCausalLM.from_pretrained(folder)(TOKENS).logits
+        return plain_model(folder)(TOKENS).logits
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def test_standard_is_the_source_bit_for_bit_from_the_folder_alone(source: Path, 
 def test_another_dtype_is_the_source_in_that_dtype(source: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     assert conversion.convert(source, tmp_path / "out", dtype=dtype).dtype == str(dtype).removeprefix("torch.")
     with torch.no_grad():
-        expected = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)(TOKENS).logits
+        expected = plain_model(source, dtype=dtype)(TOKENS).logits
     model = load_model(tmp_path / "out")
     assert next(model.parameters()).dtype == dtype
     assert torch.equal(standard_logits(model), expected)

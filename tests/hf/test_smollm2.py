@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.smollm2 import package_folder, write_source
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from cli.commands import fullband
 from fullband.data.tokenizers import load_tokenizer
 from fullband.decode import generate
 from fullband.feedback.passes import read
 from fullband.loading import load_model
+from hf.sources import plain_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared_data]
 PROMPTS = ["The capital of France is", "def fibonacci(n):", "Once upon a time, there was a"]
@@ -46,7 +47,7 @@ def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def plain(source: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    return plain_model(source, dtype=torch.float32)
 
 
 def perplexity(logits: torch.Tensor, tokens: torch.Tensor) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fullband.files import MANIFEST, sync_folder, verify_manifest, write_bytes, write_manifest
-from fullband.hf.source import check_loaded, first_sentence
+from fullband.hf.source import align_weights, check_loaded, first_sentence
 from fullband.model import CONFIG, TRAINER_STATE
 
 CODE = "modeling_fullband.py"
@@ -44,7 +44,9 @@ class SavedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """As transformers' own, with its arguments. Raises ValueError in one line for a damaged folder and for a weight that is missing,
-        not the model's, or of another shape; transformers would start it at random and only log it."""
+        not the model's, or of another shape; transformers would start it at random and only log it.
+
+        The weights are laid out in memory as those of a model that was made here, so logits are the same to the bit (`align_weights`)."""
         name = pretrained_model_name_or_path
         local = name is not None and os.path.isdir(name)
         if local:
@@ -60,6 +62,7 @@ class SavedModel(PreTrainedModel):
         check_loaded(name, loaded)
         if (foreign := sorted(loaded.get("unexpected_keys") or ())) and getattr(model, "hf_quantizer", None) is None:
             raise ValueError(f"{name}: weight '{foreign[0]}' does not belong to this model")
+        align_weights(model)
         if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
             _gather_entry(model)
         return (model, loaded) if output_loading_info else model

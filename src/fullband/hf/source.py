@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fullband.data.subword import HuggingFaceTokenizer
@@ -24,6 +25,7 @@ TOKENIZER_FILES = (
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
 )
 LICENCE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*")
+ALIGNMENT = 64  # bytes: where torch's own memory starts
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
@@ -97,7 +99,21 @@ def load_source(source: Source, dtype: torch.dtype | None = None, configure: Cal
         raise ValueError(f"{source.name}: its weights cannot be read: {first_sentence(error)}") from None
     model, loaded = found
     check_loaded(source.name, loaded)
+    align_weights(model)
     return model.eval()
+
+
+def align_weights(model: nn.Module) -> None:
+    """Lay weights that were loaded out in memory as constructed ones are: each starting on a boundary of 64 bytes.
+
+    safetensors maps a file into memory, where weights start anywhere on 8 bytes, and there BLAS adds in another order: on AMD processors a
+    loaded model would differ from the one that was saved, by rounding. What is misaligned is copied, one weight after another; tied ones
+    stay tied. The copies are memory of the process's own, as large as the weights; the mapped file is let go.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        held = tensor.data
+        if type(held) is Tensor and held.device.type == "cpu" and held.layout == torch.strided and held.data_ptr() % ALIGNMENT:
+            tensor.data = held.clone()
 
 
 def check_loaded(name: str | Path, loaded: dict[str, Any]) -> None:
