@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, ClassVar, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -9,6 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from fullband.config import FeedbackPasses, FusionName, TrunkConfig, parse
 from fullband.decode.modes import resolve_mode
 from fullband.feedback.passes import check_feedback_passes
+from fullband.trunk.huggingface import Adaptation
 
 
 class FullBandConfig(PreTrainedConfig):
@@ -17,7 +19,8 @@ class FullBandConfig(PreTrainedConfig):
     trunk                 shape of an App. A decoder (`fullband.config.TrunkConfig`), or
     trunk_config          the config of the Hugging Face model that serves as the trunk; exactly one of the two
     fusion                gated, concat, add or residual (Eq. 4 and ablations)
-    embedding_multiplier, logit_multiplier   the trunk's own factors, as `check_model` found them
+    embedding_multiplier, state_divisor, logit_multiplier, logit_divisor
+                          the trunk's own factors, as `check_model` found them (`trunk.huggingface.Adaptation`)
     latent_feedback_mode  standard, soft or fused (§4.2): how `generate` decodes; generation_config.latent_feedback_mode goes before it
     feedback_passes       how `forward` reads in evaluation: 0 = exactly the source, 1, 2, …, "exact", "converged"
     feedback              training: the keys of a recipe's `feedback` section (schedule, jitter, prefix, …)
@@ -37,7 +40,9 @@ class FullBandConfig(PreTrainedConfig):
         trunk_config: PreTrainedConfig | dict[str, Any] | None = None,
         fusion: str = "residual",
         embedding_multiplier: float = 1.0,
+        state_divisor: float = 1.0,
         logit_multiplier: float = 1.0,
+        logit_divisor: float = 1.0,
         latent_feedback_mode: str = "soft",
         feedback_passes: FeedbackPasses = 0,
         feedback: dict[str, Any] | None = None,
@@ -59,7 +64,8 @@ class FullBandConfig(PreTrainedConfig):
         self.trunk = trunk
         self.trunk_config = trunk_config
         self.fusion = fusion
-        self.embedding_multiplier, self.logit_multiplier = embedding_multiplier, logit_multiplier
+        self.embedding_multiplier, self.state_divisor = embedding_multiplier, state_divisor
+        self.logit_multiplier, self.logit_divisor = logit_multiplier, logit_divisor
         self.latent_feedback_mode, self.feedback_passes = latent_feedback_mode, feedback_passes
         self.feedback, self.training_steps, self.training_seed = feedback, training_steps, training_seed
         self.score_as_generated = score_as_generated
@@ -80,6 +86,11 @@ class FullBandConfig(PreTrainedConfig):
         if self.trunk is None:
             raise ValueError("this model's trunk is a Hugging Face model, not an App. A decoder")
         return parse(TrunkConfig, self.trunk, "config.json: trunk")
+
+    @property
+    def adaptation(self) -> Adaptation:
+        """The factors of a Hugging Face trunk."""
+        return Adaptation(**{field.name: getattr(self, field.name) for field in fields(Adaptation)})
 
     def get_text_config(self, decoder: Any = None, encoder: Any = None) -> Any:
         """What generation asks for vocabulary, width and layers: the trunk's own text config."""

@@ -78,13 +78,7 @@ def attach(model: PreTrainedModel, fusion: str = DEFAULT_FUSION, **config: Any) 
         nearest = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.0)[0]
         raise ValueError(f"attach: unknown setting '{unknown[0]}'; did you mean '{nearest}'?")
     found = check_model(model)
-    settings = FullBandConfig(
-        trunk_config=copy.deepcopy(model.config),
-        fusion=fusion,
-        embedding_multiplier=found.embedding_multiplier,
-        logit_multiplier=found.logit_multiplier,
-        **config,
-    )
+    settings = FullBandConfig(trunk_config=copy.deepcopy(model.config), fusion=fusion, **asdict(found), **config)
     converted = FullBandForCausalLM(settings, lm=model)
     converted.fusion.to(device=model.device, dtype=model.dtype)
     trunk = _trunk(converted)

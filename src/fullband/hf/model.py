@@ -56,7 +56,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         else:
             lm = lm if lm is not None else AutoModelForCausalLM.from_config(config.trunk_config)
             config.trunk_config = lm.config  # one object: what changes the trunk later (a larger vocabulary) is saved too
-            self.trunk = HuggingFaceTrunk(lm, config.embedding_multiplier, config.logit_multiplier)
+            self.trunk = HuggingFaceTrunk(lm, config.adaptation)
             width = self.trunk.width
         self.fusion = build_fusion(config.fusion, width)
         self.progress = TrainingProgress()

@@ -83,8 +83,7 @@ class Converted(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, fusion: str = "gated"):
         super().__init__()
-        found = check_model(lm)
-        self.trunk = HuggingFaceTrunk(lm, found.embedding_multiplier, found.logit_multiplier)
+        self.trunk = HuggingFaceTrunk(lm, check_model(lm))
         self.fusion: Fusion = build_fusion(fusion, self.trunk.width)
         for module in self.fusion.modules():
             if isinstance(module, nn.Linear):

@@ -112,7 +112,7 @@ def row(family: str) -> str:
         found = check_model(lm)
     except ValueError as error:
         return f"| `{family}` | no | | | {str(error).split('cannot be a trunk: ')[1]} |"
-    trunk = HuggingFaceTrunk(lm, found.embedding_multiplier, found.logit_multiplier)
+    trunk = HuggingFaceTrunk(lm, found)
     tested = "tested" if family in FAMILIES else "self-check"
     return f"| `{family}` | {tested} | {packing(trunk)} | {'yes' if trunk.crops else 'refused'} | |"
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers import LlamaModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
+from fullband.feedback.passes import read
 from fullband.trunk.huggingface import Adaptation, check_model
-from trunk.huggingface.families import WINDOW, build
+from trunk.huggingface.families import WINDOW, Converted, build, random_tokens
 
 
 def refusal(lm: PreTrainedModel) -> str:
@@ -45,9 +46,9 @@ def with_stack(change: Callable[..., Any]) -> PreTrainedModel:
     [
         ("llama", {}, Adaptation()),
         ("gemma3_text", {}, Adaptation()),  # its embedding module scales
-        ("granite", dict(embedding_multiplier=12.0, logits_scaling=8.0), Adaptation(1.0, 0.125)),  # its stack scales
-        ("cohere", dict(logit_scale=0.0625), Adaptation(1.0, 0.0625)),
-        ("falcon_h1", {}, Adaptation(1.7, 0.3)),
+        ("granite", dict(embedding_multiplier=12.0, logits_scaling=8.0), Adaptation(logit_divisor=8.0)),  # its stack scales
+        ("cohere", dict(logit_scale=0.0625), Adaptation(logit_multiplier=0.0625)),
+        ("falcon_h1", {}, Adaptation(1.7, logit_multiplier=0.3)),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -150,3 +151,29 @@ def test_caches_and_masks_that_do_not_work() -> None:
         return forward(**arguments)
 
     assert refusal(with_stack(failing)) == "it cannot read a text in pieces (no cache of this kind)"
+
+
+def test_a_source_that_its_trunk_would_only_come_near() -> None:
+    """Law 1 is to the bit: a factor of no number in the config is found, but rounds elsewhere than the source does."""
+    lm = llama()
+    forward = lm.forward
+
+    def halved_in_double(**arguments: Any) -> Any:
+        output = forward(**arguments)
+        output.logits = (output.logits.double() * 0.3).float()
+        return output
+
+    lm.forward = halved_in_double
+    assert "without feedback it would not be itself, bit for bit: logits differ by up to" in refusal(lm)
+
+
+def test_a_stack_that_is_wider_inside() -> None:
+    """opt-350m embeds at half its width and projects back: states and embeddings are equally wide, whatever hidden_size says."""
+    narrow = dict(ffn_dim=24, word_embed_proj_dim=8, do_layer_norm_before=False)
+    model = Converted(build("opt", dtype=torch.float32, **narrow))
+    tokens = random_tokens(2, 6)
+    assert model.trunk.width == 8 and read(model, tokens, 2).shape == (2, 6, 8)
+    lm = llama()
+    lm.model.norm = torch.nn.Linear(16, 8)
+    lm.lm_head = torch.nn.Linear(8, 29, bias=False)
+    assert refusal(lm) == "its embeddings are 16 wide and its states 8: the fusion takes both at one width"

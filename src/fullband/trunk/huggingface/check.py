@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 from textwrap import shorten
 from typing import Any
@@ -15,18 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fullband.trunk.huggingface.cache import HuggingFaceCache
-from fullband.trunk.huggingface.trunk import HuggingFaceTrunk
+from fullband.trunk.huggingface.trunk import Adaptation, HuggingFaceTrunk
 
 LENGTH = 12  # tokens a row is compared on
 PADDING = 3  # slots of padding before it
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """The two factors a family may have: between embedding module and stack, and behind the head."""
-
-    embedding_multiplier: float = 1.0
-    logit_multiplier: float = 1.0
 
 
 @torch.no_grad()
@@ -62,6 +55,9 @@ def _check_parts(lm: PreTrainedModel) -> None:
         raise ValueError("its head has a bias, so its logits are not head(last hidden state) alone")
     if getattr(lm.config.get_text_config(decoder=True), "final_logit_softcapping", None):
         raise ValueError("it caps its logits, so they are not head(last hidden state)")
+    embedding = lm.get_input_embeddings()
+    if not hasattr(embedding, "num_embeddings") or not hasattr(embedding, "embedding_dim"):
+        raise ValueError(f"its embedding is no table of tokens (a {type(embedding).__name__})")
     accepted = inspect.signature(lm.base_model.forward).parameters
     for name in ("inputs_embeds", "position_ids", "attention_mask"):
         if name not in accepted:
@@ -71,21 +67,23 @@ def _check_parts(lm: PreTrainedModel) -> None:
 def _compare(lm: PreTrainedModel) -> Adaptation:
     embedding: Any = lm.get_input_embeddings()
     tokens = (torch.arange(2 * LENGTH, device=lm.device) * 7919 % embedding.num_embeddings).view(2, LENGTH)
-    expected = lm(input_ids=tokens, use_cache=False).logits
+    with _read_as("tokens"):
+        expected = lm(input_ids=tokens, use_cache=False).logits
     hidden = lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
     for embedding_multiplier in dict.fromkeys((1.0, float(getattr(lm.config, "embedding_multiplier", None) or 1.0))):
-        trunk = HuggingFaceTrunk(lm, embedding_multiplier)
+        trunk = HuggingFaceTrunk(lm, Adaptation(embedding_multiplier))
         with _read_as("its embeddings without its tokens"):
             states = trunk(trunk.embed(tokens))[0]
         if _near(states, hidden):
             break
     else:
         raise ValueError("reading its embeddings differs from reading its tokens: each token has side inputs besides its embedding")
-    raw = lm.get_output_embeddings()(states)
-    ratio = float((raw.double() * expected.double()).sum() / raw.double().square().sum())
-    logit_multiplier = 1.0 if _near(raw, expected) else ratio
-    if not _near(raw * logit_multiplier, expected):
-        raise ValueError("its logits are not head(last hidden state)")
+    if states.shape[-1] != trunk.width:
+        raise ValueError(f"its embeddings are {trunk.width} wide and its states {states.shape[-1]}: the fusion takes both at one width")
+    trunk.adaptation = _with_head(trunk, states, expected)
+    if not torch.equal(found := trunk.logits(states), expected) and torch.equal(lm(input_ids=tokens, use_cache=False).logits, expected):
+        apart = float((found.double() - expected.double()).abs().max())
+        raise ValueError(f"without feedback it would not be itself, bit for bit: logits differ by up to {apart:.1e}")
     with _read_as("inputs that are no token's embedding"):
         moved = trunk(trunk.embed(tokens) * (1 + 2**-7))[0]
     if not (moved - hidden).abs().max() <= 0.5 * hidden.abs().max():
@@ -96,7 +94,7 @@ def _compare(lm: PreTrainedModel) -> Adaptation:
         raise ValueError("reading a text in pieces differs from reading it whole")
     if not _near(padded[:1], hidden[:1]):
         raise ValueError("a text reads differently behind padding")
-    return Adaptation(embedding_multiplier, _named_multiplier(lm.config, logit_multiplier))
+    return trunk.adaptation
 
 
 def _in_pieces(trunk: HuggingFaceTrunk, tokens_BT: Tensor, padding: int) -> Tensor:
@@ -140,11 +138,40 @@ def _evaluating(lm: PreTrainedModel) -> Iterator[None]:
             module.training = mode
 
 
-def _named_multiplier(config: Any, measured: float) -> float:
-    """The config's own number where the measured factor is one, so that no rounding enters."""
-    named = [float(getattr(config, name, None) or 1.0) for name in ("lm_head_multiplier", "logit_scale")]
-    named.append(1 / float(getattr(config, "logits_scaling", None) or 1.0))
-    return next((value for value in [1.0, *named] if abs(value - measured) <= 1e-3 * abs(value)), measured)
+def _with_head(trunk: HuggingFaceTrunk, states: Tensor, expected: Tensor) -> Adaptation:
+    """The trunk's adaptation with the factor between head(states) and the source's logits, as the source computes it: of the numbers in its
+    config that fit, and of their places, what gives its logits to the bit, else what comes nearest. Raises ValueError if nothing fits."""
+    with _read_as("its states with its head"):
+        plain = trunk.logits(states)
+    if plain.shape != expected.shape:
+        raise ValueError("its logits are not head(last hidden state)")
+    measured = float((plain.double() * expected.double()).sum() / plain.double().square().sum())
+    tried = [trunk.adaptation]
+    for value in _numbers(trunk.lm.config):
+        if abs(value - measured) <= 2e-3 * abs(value):
+            tried.append(replace(trunk.adaptation, logit_multiplier=value))
+        if abs(1 / value - measured) <= 2e-3 * abs(measured):
+            tried += [replace(trunk.adaptation, logit_divisor=value), replace(trunk.adaptation, state_divisor=value)]
+    errors = {}
+    for adaptation in (*tried, replace(trunk.adaptation, logit_multiplier=measured)):
+        found = HuggingFaceTrunk(trunk.lm, adaptation).logits(states)
+        if torch.equal(found, expected):
+            return adaptation
+        if _near(found, expected):
+            errors[adaptation] = float((found.double() - expected.double()).abs().max())
+    if not errors:
+        raise ValueError("its logits are not head(last hidden state)")
+    return min(errors, key=lambda adaptation: errors[adaptation])
+
+
+def _numbers(config: Any) -> list[float]:
+    """The config's numbers, those it computes of others included, each once; first those that are called after logits or the head."""
+    text = config.get_text_config(decoder=True)
+    computed = [name for name, member in inspect.getmembers_static(type(text)) if isinstance(member, property)]
+    named = vars(config) | vars(text) | {name: getattr(text, name, None) for name in computed}
+    names = sorted(named, key=lambda name: not ("logit" in name or "head_multiplier" in name))
+    values = [named[name] for name in names]
+    return list(dict.fromkeys(float(value) for value in values if type(value) in (int, float) and value and math.isfinite(value)))
 
 
 def _near(found: Tensor, expected: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,22 +17,42 @@ from fullband.trunk.huggingface.masks import document_masks, is_packed
 from fullband.trunk.protocol import Keep
 
 
+@dataclass(frozen=True)
+class Adaptation:
+    """What a family does besides its embedding module, its stack and its head. A division is a field of its own, not a multiplication by
+    the reciprocal: unless the number is a power of two they round differently.
+
+    embedding_multiplier  factor between the embedding module's output and what the stack gets (falcon_h1)
+    state_divisor         what top states are divided by before the head (minicpm3)
+    logit_multiplier      factor on the head's output (cohere, falcon_h1)
+    logit_divisor         what the head's output is divided by (granite)
+    """
+
+    embedding_multiplier: float = 1.0
+    state_divisor: float = 1.0
+    logit_multiplier: float = 1.0
+    logit_divisor: float = 1.0
+
+    @property
+    def head_factor(self) -> float:
+        """Logits per head(top state)."""
+        return self.logit_multiplier / self.logit_divisor / self.state_divisor
+
+
 class HuggingFaceTrunk(nn.Module):
     """`lm` is any decoder-only causal LM of transformers. See `protocol.Trunk` for the contract.
 
-    embedding_multiplier  factor between the embedding module's output and what the stack gets (falcon_h1)
-    logit_multiplier      factor on the head's output (falcon_h1, granite)
-    embedding_scale       root mean square of plain inputs: fused ones are brought to it (`input_norm`); a buffer
+    adaptation       as `check_model` finds it
+    embedding_scale  root mean square of plain inputs: fused ones are brought to it (`input_norm`); a buffer
     """
 
     embedding_scale: Tensor
 
-    def __init__(self, lm: PreTrainedModel, embedding_multiplier: float = 1.0, logit_multiplier: float = 1.0):
+    def __init__(self, lm: PreTrainedModel, adaptation: Adaptation = Adaptation()):
         super().__init__()
-        self.lm = lm
-        self.embedding_multiplier, self.logit_multiplier = embedding_multiplier, logit_multiplier
+        self.lm, self.adaptation = lm, adaptation
         config = lm.config.get_text_config(decoder=True)
-        self.width = int(config.hidden_size)
+        self.width = int(self._embedding.embedding_dim)  # of the stack's inputs and outputs; layers may be wider inside (opt)
         self.vocab_size = int(self._embedding.num_embeddings)
         self.context = int(getattr(config, "max_position_embeddings", None) or 2**31 - 1)
         self.layer_types = list(get_layer_types_and_kwargs(config)[0])
@@ -69,17 +90,19 @@ class HuggingFaceTrunk(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        weight = self.lm.get_output_embeddings().weight
-        return weight if self.logit_multiplier == 1 else weight * self.logit_multiplier
+        weight, factor = self.lm.get_output_embeddings().weight, self.adaptation.head_factor
+        return weight if factor == 1 else weight * factor
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., V] from top states [..., D], computed as the source computes them."""
-        logits = self.lm.get_output_embeddings()(states)
-        return logits if self.logit_multiplier == 1 else logits * self.logit_multiplier
+        by = self.adaptation
+        logits = self.lm.get_output_embeddings()(states if by.state_divisor == 1 else states / by.state_divisor)
+        logits = logits if by.logit_multiplier == 1 else logits * by.logit_multiplier
+        return logits if by.logit_divisor == 1 else logits / by.logit_divisor
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        embeddings = self._embedding(tokens_BT)
-        return embeddings if self.embedding_multiplier == 1 else embeddings * self.embedding_multiplier
+        embeddings, factor = self._embedding(tokens_BT), self.adaptation.embedding_multiplier
+        return embeddings if factor == 1 else embeddings * factor
 
     @torch.no_grad()
     def calibrate(self, tokens: Tensor | None = None) -> float:
@@ -93,7 +116,8 @@ class HuggingFaceTrunk(nn.Module):
     def input_norm(self, inputs_BTD: Tensor) -> Tensor:
         """Fused inputs at the scale and in the dtype of the source's plain ones, which stay untouched."""
         dtype = self._embedding.weight.dtype
-        return nn.functional.rms_norm(inputs_BTD, (self.width,), eps=1e-6).to(dtype) * self.embedding_scale.to(dtype)
+        precise = torch.promote_types(dtype, torch.float32)
+        return (nn.functional.rms_norm(inputs_BTD.to(precise), (self.width,), eps=1e-6) * self.embedding_scale.to(precise)).to(dtype)
 
     def forward(
         self,
