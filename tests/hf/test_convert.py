@@ -27,6 +27,7 @@ from fullband.hf import convert as conversion
 from fullband.loading import load_model
 from fullband.model import FullBandModel
 from hf.sources import VOCABULARY, byte_tokenizer, plain_model, tiny_llama, write_source
+from trunk.huggingface.families import build
 
 T5 = T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1, num_heads=1)
 TOKENS = torch.arange(60).view(2, 30) * 37 % 256
@@ -317,3 +318,41 @@ def test_attach_refuses_a_misspelt_setting_and_what_is_attached_already(source: 
         conversion.attach(lm, feedbackpasses=2)
     with pytest.raises(ValueError, match="has latent feedback already"):
         conversion.attach(conversion.attach(lm))
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        ("granite", dict(logits_scaling=6.0, embedding_multiplier=11.0, residual_multiplier=0.22)),
+        ("opt", dict(ffn_dim=24, word_embed_proj_dim=8, do_layer_norm_before=False)),  # narrower outside than inside
+    ],
+)
+def test_attach_and_convert_agree(family: str, shape: dict[str, Any], tmp_path: Path) -> None:
+    """On families with factors and widths of their own: both give the source to the bit, and what is saved keeps them."""
+    source = build(family, dtype=torch.float32, **shape)
+    source.save_pretrained(tmp_path / "source")
+    tokens = TOKENS % 29
+    attached = conversion.attach(source, "gated")
+    conversion.convert(tmp_path / "source", tmp_path / "out")
+    converted = load_model(tmp_path / "out")
+    with torch.no_grad():
+        expected = plain_model(tmp_path / "source")(tokens).logits
+        for model in (attached, converted):
+            assert torch.equal(model.logits(read(model, tokens)), expected)
+            assert torch.equal(model(tokens).logits, expected)
+            assert model.generate(tokens[:, :4], max_new_tokens=3, latent_feedback_mode="fused", eos_token_id=None).shape == (2, 7)
+    assert attached.config.adaptation == converted.config.adaptation
+
+
+def test_attach_runs_the_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tiny_llama()
+
+    def broken(self: Any, embedding: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
+        return embedding + carried[..., :5]
+
+    monkeypatch.setattr("fullband.feedback.fusion.Residual.combine", broken)
+    with pytest.raises(ValueError, match="'llama' cannot be a trunk: a pass with feedback does not run \\(The size of tensor a"):
+        conversion.attach(source)
+    monkeypatch.setattr("fullband.feedback.fusion.Residual.combine", lambda self, embedding, carried: embedding / 0)
+    with pytest.raises(ValueError, match="its states with feedback overflow in float32"):
+        conversion.attach(source)

@@ -92,7 +92,9 @@ def _check(trunk: Trunk, number: int, tokens: Tensor) -> None:
     if not len(tokens):
         raise ValueError(f"prompt {number} is empty; reading starts from at least one token")
     if len(tokens) > trunk.context:
-        raise ValueError(f"prompt {number} has {len(tokens)} tokens and does not fit the model's context of {trunk.context}")
+        raise ValueError(
+            f"prompt {number} has {len(tokens)} tokens and does not fit the model's context of {trunk.context}{trunk.context_note}"
+        )
     outside = ((tokens < 0) | (tokens >= trunk.vocab_size)).nonzero()[:, 0]
     if len(outside):
         place = int(outside[0])

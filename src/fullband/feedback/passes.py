@@ -158,7 +158,7 @@ def read_exact(
 def check_length(model: FeedbackModel, length: int) -> None:
     """Raises ValueError if a row of `length` tokens does not fit the trunk's context."""
     if length > model.trunk.context:
-        raise ValueError(f"{length} tokens do not fit the model's context of {model.trunk.context}")
+        raise ValueError(f"{length} tokens do not fit the model's context of {model.trunk.context}{model.trunk.context_note}")
 
 
 def check_feedback_passes(feedback_passes: FeedbackPasses) -> None:

@@ -105,7 +105,8 @@ class FeedbackCache(TransformersCache):
         if self.state is None:
             raise ValueError("this cache has read no prompt yet")
         if self.state.cache.length + tokens_BT.shape[1] > model.trunk.context:
-            raise ValueError(f"the model's context of {model.trunk.context} tokens is full: generate fewer, or shorten the prompt")
+            full = f"the model's context of {model.trunk.context} tokens is full"
+            raise ValueError(f"{full}: generate fewer, or shorten the prompt{model.trunk.context_note}")
         tops = []
         for tokens_B in tokens_BT.unbind(dim=1):
             self.state = step(model, self.state, tokens_B, self.mode)

@@ -6,6 +6,7 @@ import copy
 import difflib
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from fullband.hf.source import check_tokenizer, copy_files, find_source, first_s
 from fullband.hf.tokenizer import export_tokenizer
 from fullband.model import CONFIG, FullBandModel, resolve_model_folder
 from fullband.trunk.huggingface import HuggingFaceTrunk, check_model
+from fullband.trunk.huggingface.check import evaluating
+from fullband.trunk.protocol import Trunk
 
 DEFAULT_FUSION = "residual"
 CALIBRATION_TOKENS = 65_536  # of a text: enough for a root mean square to three digits
@@ -69,7 +72,9 @@ def attach(model: PreTrainedModel, fusion: str = DEFAULT_FUSION, **config: Any) 
     fusion  gated, concat, add or residual; a residual one starts at zero, so that nothing changes before it is trained
     config  more of `FullBandConfig`: latent_feedback_mode, feedback_passes, feedback, training_steps
 
-    Without feedback it computes what the source computes, bit for bit. Raises ValueError in one sentence for a model that can't be a trunk.
+    Without feedback it computes what the source computes, bit for bit. Raises ValueError in one sentence for a model that can't be a trunk,
+    or on which a pass with feedback does not run. Warns where feedback reaches less far than the source's context
+    (`trunk.huggingface.rope`).
     """
     if isinstance(model, FullBandForCausalLM):
         raise ValueError("this model has latent feedback already; fullband.detach gives its trunk")
@@ -86,6 +91,10 @@ def attach(model: PreTrainedModel, fusion: str = DEFAULT_FUSION, **config: Any) 
     trunk.calibrate()
     if model.generation_config is not None:
         converted.generation_config = copy.deepcopy(model.generation_config)
+    with evaluating(converted):
+        _check_fused(converted)
+    if trunk.context_note:
+        warnings.warn(f"with latent feedback the context is {trunk.context} tokens{trunk.context_note}", stacklevel=2)
     return converted.train(model.training)
 
 
@@ -133,7 +142,7 @@ def convert(
     lm = load_source(found, dtype)
     model = attach(lm, fusion or DEFAULT_FUSION)
     trunk = _trunk(model)
-    tokens = _sample_tokens(trunk.vocab_size)
+    tokens = _sample_tokens(trunk)
     expected = _logits(lm, tokens)
     _check_standard(model, tokens, expected)
     with new_folder(output, replace=force) as folder:
@@ -237,7 +246,7 @@ def _export(native: Path, source: str, output: Path, dtype: torch.dtype | None, 
     assert not unexpected, unexpected
     stops = sorted(tokenizer.stops)
     model.generation_config = GenerationConfig(eos_token_id=stops or None, pad_token_id=stops[0] if stops else 0)
-    tokens = _sample_tokens(trained.trunk.vocab_size)
+    tokens = _sample_tokens(trained.trunk)
     _check_standard(model, tokens, _native_logits(trained, tokens))
     with new_folder(output, replace=force) as folder:
         tokenizer.save(folder)
@@ -257,6 +266,22 @@ def _native_logits(model: Any, tokens: Tensor) -> Tensor:
     return model.logits(read(model, tokens))
 
 
+@torch.no_grad()
+def _check_fused(model: FullBandForCausalLM) -> None:
+    """Raises ValueError if a feedback pass does not run, or its states are not numbers where those of a plain one are."""
+    tokens = _sample_tokens(model.trunk).to(model.device)
+    kind = _trunk(model).lm.config.model_type
+    try:
+        plain, fused = (read(model, tokens, passes) for passes in (0, 1))
+    except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ValueError(f"'{kind}' cannot be a trunk: a pass with feedback does not run ({first_sentence(error)})") from None
+    if bool(plain.isfinite().all()) and not bool(fused.isfinite().all()):
+        dtype = str(plain.dtype).removeprefix("torch.")
+        raise ValueError(f"'{kind}' cannot be a trunk: its states with feedback overflow in {dtype}; give the model in bfloat16 or float32")
+
+
 def _check_standard(model: FullBandForCausalLM, tokens: Tensor, expected: Tensor) -> None:
     """Law 1, checked on the very model that is saved. Raises ValueError."""
     found = _native_logits(model, tokens)
@@ -265,9 +290,9 @@ def _check_standard(model: FullBandForCausalLM, tokens: Tensor, expected: Tensor
         raise ValueError(f"standard mode would not be the source, bit for bit: logits differ by up to {apart:.1e}; nothing was written")
 
 
-def _sample_tokens(vocabulary: int) -> Tensor:
-    """Ids [2, LENGTH] spread over the vocabulary."""
-    return (torch.arange(2 * LENGTH) * 7919 % vocabulary).view(2, LENGTH)
+def _sample_tokens(trunk: Trunk) -> Tensor:
+    """Ids [2, LENGTH], or fewer if the context is shorter, spread over the vocabulary."""
+    return (torch.arange(2 * LENGTH) * 7919 % trunk.vocab_size).view(2, LENGTH)[:, : trunk.context]
 
 
 def _conversion(model: FullBandForCausalLM, source: str, output: Path, kind: str, has_tokenizer: bool) -> Conversion:

@@ -155,14 +155,15 @@ class FeedbackGeneration(PreTrainedModel, GenerationMixin):
         theirs._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
 
     def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> GenerationConfig:
-        prompt, context = kwargs["input_ids_length"], self.trunk.context
+        prompt, context, note = kwargs["input_ids_length"], self.trunk.context, self.trunk.context_note
         if prompt >= context:
-            raise ValueError(f"the prompt has {prompt} tokens; the model's context of {context} leaves no room to go on")
+            raise ValueError(f"the prompt has {prompt} tokens; the model's context of {context} leaves no room to go on{note}")
         theirs: Any = super()
         prepared = theirs._prepare_generated_length(*args, **kwargs)
         if (asked := prepared.max_length) is not None and asked > context:
             warnings.warn(
-                f"generation stops at the model's context of {context} tokens, prompt included; asked for were {asked}", stacklevel=4
+                f"generation stops at the model's context of {context} tokens, prompt included; asked for were {asked}{note}",
+                stacklevel=4,
             )
             prepared.max_length = context
         return prepared

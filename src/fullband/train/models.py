@@ -67,7 +67,7 @@ def build_model(recipe: Recipe, loader: Loader, checkpoint: Path | None = None) 
     if loader.vocab_size > trunk.vocab_size:
         raise ValueError(f"model.trunk.vocab_size: {trunk.vocab_size} is smaller than the tokenizer's {loader.vocab_size}")
     if recipe.data.length > trunk.context:
-        raise ValueError(f"data.length: rows of {recipe.data.length} do not fit the model's context of {trunk.context}")
+        raise ValueError(f"data.length: rows of {recipe.data.length} do not fit the model's context of {trunk.context}{trunk.context_note}")
     if recipe.data.packing and not trunk.crops:
         raise ValueError("data.packing: the model has recurrent layers, which read one document a row; set data.packing=false")
     model.fusion.control = recipe.feedback.control

@@ -110,6 +110,7 @@ class Decoder(nn.Module):
     crops = True
     reuses = True
     dropout = False
+    context_note = ""
 
     def __init__(self, config: TrunkConfig):
         super().__init__()

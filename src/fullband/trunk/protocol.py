@@ -14,6 +14,7 @@ class Trunk(Protocol):
     padding (document -1) stands to the left, or to the right if nothing follows."""
 
     context: int  # longest sequence, in tokens
+    context_note: str  # why it is no longer, where that needs saying: what errors add
     vocab_size: int
     crops: bool  # whether its caches can be cut back; recurrent layers cannot, they are run in pieces and forked
 

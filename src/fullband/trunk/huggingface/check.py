@@ -12,7 +12,7 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fullband.trunk.huggingface.cache import HuggingFaceCache
@@ -31,7 +31,7 @@ def check_model(lm: PreTrainedModel) -> Adaptation:
     """
     try:
         _check_parts(lm)
-        with _evaluating(lm):
+        with evaluating(lm):
             return _compare(lm)
     except ValueError as error:
         kind = getattr(lm.config, "model_type", type(lm).__name__)
@@ -128,9 +128,10 @@ def _read_as(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _evaluating(lm: PreTrainedModel) -> Iterator[None]:
-    training = {module: module.training for module in lm.modules()}
-    lm.eval()
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; after the block every module is in the mode it was in."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from fullband.trunk.cache import Slots, extend_documents
 from fullband.trunk.huggingface.cache import HuggingFaceCache
 from fullband.trunk.huggingface.masks import document_masks, is_packed
+from fullband.trunk.huggingface.rope import fixed_angles
 from fullband.trunk.protocol import Keep
 
 
@@ -54,7 +55,11 @@ class HuggingFaceTrunk(nn.Module):
         config = lm.config.get_text_config(decoder=True)
         self.width = int(self._embedding.embedding_dim)  # of the stack's inputs and outputs; layers may be wider inside (opt)
         self.vocab_size = int(self._embedding.num_embeddings)
-        self.context = int(getattr(config, "max_position_embeddings", None) or 2**31 - 1)
+        self.context, self.context_note = int(getattr(config, "max_position_embeddings", None) or 2**31 - 1), ""
+        fixed = fixed_angles(config)
+        if fixed is not None and fixed[0] < self.context:
+            self.context, rope = fixed
+            self.context_note = f" ('{config.model_type}' turns positions by other angles in longer texts: its rope_type is '{rope}')"
         self.layer_types = list(get_layer_types_and_kwargs(config)[0])
         empty = HuggingFaceCache.empty(config)
         self.crops = not empty.recurrent
@@ -128,7 +133,8 @@ class HuggingFaceTrunk(nn.Module):
         keep: Keep = "none",
     ) -> tuple[Tensor, HuggingFaceCache | None]:
         """See the protocol. Raises ValueError for packed documents where they cannot be kept apart, for a cache under gradient
-        checkpointing, and for one token behind a cache with recurrent layers where gradients are kept."""
+        checkpointing, for one token behind a cache with recurrent layers where gradients are kept, and for positions at which a text's
+        earlier ones would turn by other angles (`fixed_angles`)."""
         batch, added, _ = inputs_BTD.shape
         uses_cache = keep != "none" or cache is not None
         if uses_cache and not self.reuses:
@@ -142,6 +148,10 @@ class HuggingFaceTrunk(nn.Module):
         arguments: dict[str, Any] = {"attention_mask": self._mask(past, documents, added, inputs_BTD.dtype), "use_cache": uses_cache}
         if positions_BT is None and cache is not None:  # not every family counts them itself
             positions_BT = torch.arange(cache.length, cache.length + added, device=inputs_BTD.device)[None]
+        if self.context_note:
+            length = added if positions_BT is None else int(positions_BT.max()) + 1
+            if length > self.context:
+                raise ValueError(f"{length} tokens do not fit the context of {self.context}{self.context_note}")
         if positions_BT is not None:
             arguments["position_ids"] = positions_BT.clamp(min=0)
             if documents is None and not uses_cache:  # without any mask transformers takes a position that restarts for a new document
