@@ -132,9 +132,11 @@ class AdaptiveConfig(Strict):
     rows: int = Field(default=8, gt=0, description="rows measured")
     tolerance: float = Field(default=1e-2, gt=0, description="relative state change that counts as settled")
     ratio: float = Field(default=0.9, gt=0, description="median and p99 change ratio above which deeper passes are raised")
-    growth: float = Field(default=2.0, gt=1, description="factor on the deeper share, up and (its root) down")
-    floor: float = Field(default=0.03, gt=0, le=1, description="smallest share of the deeper passes")
-    ceiling: float = Field(default=0.5, gt=0, le=1, description="largest share of the deeper passes")
+    growth: float = Field(default=2.0, gt=1, description="factor on the share of the deeper passes, up and (its root) down")
+    floor: float = Field(
+        default=0.03, gt=0, le=1, description="smallest share of the deeper passes, of all batches of the run; at most the ceiling"
+    )
+    ceiling: float = Field(default=0.5, gt=0, le=1, description="largest share of the deeper passes, of the batches that feed back")
 
 
 class FeedbackConfig(Strict):

@@ -104,6 +104,17 @@ def test_a_result_belongs_to_its_recipe(done: Any, tmp_path: Path) -> None:
         run_job(other, job)
 
 
+def test_a_default_that_is_written_out_is_no_other_recipe(done: Any) -> None:
+    """Runs from before `prefix_rounding` could be left open say 1."""
+    experiment, jobs, _ = done
+    path = jobs[0].folder / "recipe.yaml"
+    kept = path.read_text(encoding="utf-8")
+    path.write_text(kept.replace("prefix_rounding: null", "prefix_rounding: 1"), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != kept
+    assert state_of(experiment, jobs[0]).word == "finished"
+    path.write_text(kept, encoding="utf-8")
+
+
 def test_a_zeroed_state_cannot_tell_two_histories_apart(done: Any) -> None:
     """Read exactly without its carried state, and with windows that end before it, a position knows nothing of the first token."""
     experiment, (job, _), _ = done

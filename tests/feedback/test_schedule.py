@@ -163,6 +163,22 @@ def test_adaptive_share_rises_falls_and_stays_within_bounds():
     assert [step for step in range(250) if share.due(step)] == [0, 100, 200]
 
 
+def test_the_adaptive_floor_is_a_share_of_all_batches():
+    """The paper's 3% is: where a quarter of the batches feeds back, 12% of those."""
+    s = schedule([Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={2: 1.0})], adaptive=AdaptiveConfig())
+    s.adaptive.update(settling(1.2), s.probabilities(300))
+    assert s.adaptive.share == pytest.approx(0.24)  # the first measure starts from the floor
+    for _ in range(20):
+        s.adaptive.update(settling(0.5))
+    assert s.adaptive.share == pytest.approx(0.12)
+    drawn = [s.passes(step) for step in range(400)]
+    assert drawn.count(3) == pytest.approx(0.03 * 400, abs=1)
+    mixed = schedule([Phase(fraction=1.0, passes={1: 0.5, 2: 0.5})], start_step=200, adaptive=AdaptiveConfig())
+    assert mixed.adaptive.floor == pytest.approx(0.12)
+    assert schedule([Phase(fraction=1.0, passes={1: 0.99, 2: 0.01})], adaptive=AdaptiveConfig()).adaptive.floor == 0.5  # the ceiling
+    assert schedule(SCHEDULES["none"], adaptive=AdaptiveConfig()).adaptive.floor == 0.03
+
+
 def test_reshape_keeps_the_mass_and_the_plain_share():
     share = AdaptiveShare(AdaptiveConfig())
     assert share.reshape({1: 0.5, 2: 0.5}) == {1: 0.5, 2: 0.5}

@@ -25,6 +25,7 @@ from fullband.model import FullBandModel
 from fullband.train import RunResult, train
 from fullband.train.checkpoint import Checkpoints
 from fullband.train.loop import Watcher
+from fullband.train.models import compiled_feedback
 from fullband.train.run import RECIPE
 
 CELL = "cell.json"
@@ -89,8 +90,14 @@ def state_of(experiment: Experiment, job: Job) -> JobState:
 
 
 def _is_another(recipe: Recipe, asked: Recipe) -> bool:
-    """Whether a run was trained in another way. Its folder may have moved, or be written differently."""
-    return recipe.model_copy(update={"output": asked.output}) != asked
+    """Whether a run was trained in another way. Its folder may have moved, or be written differently; a default may be written out."""
+    return _trained(recipe) != _trained(asked)
+
+
+def _trained(recipe: Recipe) -> Recipe:
+    feedback = compiled_feedback(recipe)
+    rounding = {"prefix_rounding": feedback.rounding}
+    return recipe.model_copy(update={"output": None, "feedback": feedback.model_copy(update=rounding)})
 
 
 def _read_result(path: Path) -> dict[str, Any]:

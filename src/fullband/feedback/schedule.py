@@ -28,7 +28,7 @@ class PassSchedule:
         self.config, self.phases, self.steps, self.seed = config, phases, steps, seed
         self.offset = float(keyed_generator("passes", seed).random())
         self.switched_on: int | None = None  # the switch-on of a resumed run, where it is not the recipe's
-        self.adaptive = AdaptiveShare(config.adaptive) if config.adaptive else None
+        self.adaptive = AdaptiveShare(config.adaptive, self._feeding()) if config.adaptive else None
 
     def probabilities(self, step: int) -> dict[int, float]:
         """Number of passes -> probability at `step` (counted from 0), the adaptive share included."""
@@ -93,6 +93,10 @@ class PassSchedule:
         """Σ tokens × passes over the whole run (section 4), as drawn with the present adaptive state."""
         return tokens_per_step * sum(self.passes(step) for step in range(self.steps))
 
+    def _feeding(self) -> float:
+        """The share of the run's batches that feed back."""
+        return sum(1 - self._phase(step).passes.get(1, 0.0) for step in range(self.config.start_step, self.steps)) / self.steps
+
     def state_dict(self) -> dict[str, Any]:
         share = {"adaptive_share": self.adaptive.share} if self.adaptive else {}
         return {"switch_on": self.switch_on} | share
@@ -123,12 +127,14 @@ class PassSchedule:
 class AdaptiveShare:
     """The share of deeper passes among the batches that feed back, raised while the states do not settle.
 
-    The paper picks 3% by hand and names a principled choice as open (section 6, limitation 2). Here a few no-grad passes measure
-    whether the change of the states shrinks from pass to pass; if not, the share grows by `growth`, else it falls by its root.
+    The paper picks 3% of all batches by hand and names a principled choice as open (section 6, limitation 2). Here a few no-grad passes
+    measure whether the change of the states shrinks from pass to pass; if not, the share grows by `growth`, else it falls by its root.
     """
 
-    def __init__(self, config: AdaptiveConfig):
+    def __init__(self, config: AdaptiveConfig, feeding: float = 1.0):
+        """`feeding`: the share of all batches of the run that feed back, which the floor, a share of all of them, is divided by."""
         self.config = config
+        self.floor = min(config.ceiling, config.floor / feeding) if feeding else config.floor
         self.share: float | None = None  # None = as the recipe says
 
     def due(self, step: int) -> bool:
@@ -138,9 +144,9 @@ class AdaptiveShare:
         """Rows too short to see past the wavefront say nothing: the share stays. The first measure starts from that in `passes`."""
         if not settling.measurable:
             return
-        share = max(self.config.floor, deeper_share(passes or {})) if self.share is None else self.share
+        share = max(self.floor, deeper_share(passes or {})) if self.share is None else self.share
         factor = self.config.growth**-0.5 if settling.settled(self.config.ratio) else self.config.growth
-        self.share = min(self.config.ceiling, max(self.config.floor, share * factor))
+        self.share = min(self.config.ceiling, max(self.floor, share * factor))
 
     def reshape(self, passes: dict[int, float]) -> dict[int, float]:
         """`passes` with the feedback mass split into (1 - share) on the shallowest K ≥ 2 and `share` on the deeper ones.
