@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests run side by side, and OpenMP threads that wait for each other spin
+
 import pytest
 import torch
 from torch import Tensor, nn

@@ -7,7 +7,10 @@ import sys
 import types
 from pathlib import Path
 
+import pytest
+
 import fullband
+from cli.commands import fullband as fullband_command
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -18,6 +21,7 @@ def test_public_names_are_functions_and_classes() -> None:
         assert not isinstance(getattr(fullband, name), types.ModuleType), f"fullband.{name} is hidden by a subpackage"
 
 
+@pytest.mark.slow
 def test_the_python_block_runs(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     small = f'["train.steps=3", "evaluation.rows=2", "output={tmp_path.as_posix()}/run"]'
@@ -30,14 +34,13 @@ def test_the_python_block_runs(tmp_path: Path) -> None:
     assert done.stdout.strip().endswith("(1, 10, 257)")
 
 
-def test_the_commands_exist() -> None:
+def test_the_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = set(re.findall(r"^    fullband ([\w-]+)", README, re.MULTILINE))
     assert {"train", "info", "generate", "evaluate-loss"} <= commands
-    wide = {**os.environ, "COLUMNS": "200"}  # help is cut to the terminal
+    monkeypatch.setenv("COLUMNS", "200")  # help is cut to the terminal
     for command in sorted(commands):
-        code = "from fullband.cli.main import main; main()"
-        done = subprocess.run([sys.executable, "-c", code, command, "--help"], capture_output=True, text=True, env=wide)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
+        done = fullband_command(command, "--help")
+        assert done.code == 0, f"{command}: {done.err}"
         for option in re.findall(rf"fullband {command} .*?(?:$|#)", README, re.MULTILINE):
             for flag in re.findall(r"--[\w-]+", option):
-                assert flag in done.stdout, f"{command} {flag}"
+                assert flag in done.out, f"{command} {flag}"

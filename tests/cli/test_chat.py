@@ -132,6 +132,7 @@ def talkative(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "talkative"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
 def test_in_a_terminal_ctrl_c_cancels_the_answer_and_mistakes_are_told(talkative: Path) -> None:
     import pty

@@ -337,6 +337,7 @@ def test_the_model_of_lm_eval_refuses(text_run: Trained, dtype: str, device: str
         FullBandLM(text_run.folder, device=device, dtype=dtype)
 
 
+@pytest.mark.slow
 def test_lm_eval_knows_the_model(text_run: Trained, tmp_path: Path) -> None:
     """Through lm-eval's own command, on a task that is defined in a folder."""
     rows = "".join(json.dumps({"text": f"{i} is", "more": f" {i}"}) + "\n" for i in range(3))

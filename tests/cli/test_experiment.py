@@ -111,6 +111,7 @@ def test_a_job_in_hand_elsewhere_is_passed_over(tmp_path: Path) -> None:
     assert not again.json["unfinished"] and "fed-seed-1" in again.err and "fed-seed-0" not in again.err
 
 
+@pytest.mark.slow
 def test_processes_share_a_grid(tmp_path: Path) -> None:
     """Each job is trained by one of them, and the last to end reports all."""
     write_grid(tmp_path, cells=CELLS[:1], comparisons=[])

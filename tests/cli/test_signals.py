@@ -18,7 +18,7 @@ from fullband.model import FullBandModel
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to catch")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)])
 def test_a_signal_saves_the_run_and_resume_completes_it(recipe: Callable[..., Path], tmp_path: Path, number: int, code: int) -> None:
     path = recipe(train__steps=100_000, train__checkpoint_every=100_000, train__log_every=1, evaluation={"rows": 0})
     command = [sys.executable, "-c", "from fullband.cli.main import main; main()", "train", str(path)]

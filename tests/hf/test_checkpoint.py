@@ -205,6 +205,7 @@ def test_saving_again_replaces_other_shards_and_keeps_the_rest(tmp_path: Path) -
         model.save_pretrained(tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_a_kill_never_leaves_a_mixture(killed_while: Callable[[Callable[[int], None]], Iterator[None]], tmp_path: Path) -> None:
     model = make("native")
 
@@ -243,6 +244,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_the_folder_alone_is_enough_in_a_new_process(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     models = {"native": make("native", shape=dict(vocab_size=264)), "converted": make("llama", shape=dict(vocab_size=264))}
@@ -263,6 +265,7 @@ def test_the_folder_alone_is_enough_in_a_new_process(tmp_path: Path) -> None:
         assert json.loads((again / "config.json").read_text()) == json.loads((tmp_path / name / "config.json").read_text())
 
 
+@pytest.mark.slow
 def test_where_fullband_is_missing_one_line_says_so(tmp_path: Path) -> None:
     make("native").save_pretrained(tmp_path)
     code = f"""

@@ -263,6 +263,7 @@ def test_a_failed_replacement_keeps_the_old_model(source: Path, tmp_path: Path, 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_no_half_of_a_folder(source: Path, tmp_path: Path, killed_while: Callable[..., Iterator[None]]) -> None:
     output = tmp_path / "out"
 

@@ -39,6 +39,7 @@ def test_the_commands_run(elsewhere: Path) -> None:
     assert (elsewhere / "smollm2-again" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_the_python_runs(elsewhere: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert SOURCE in block and len([line for line in block.splitlines() if line]) == 10

@@ -95,6 +95,7 @@ def test_training_that_keeps_its_labels_to_itself_is_warned_about(tmp_path):
         Trainer(model=model, args=arguments(tmp_path, max_steps=1, label_smoothing_factor=0.1), train_dataset=rows()).train()
 
 
+@pytest.mark.slow
 def test_the_page_on_trainers_runs(tmp_path):
     """docs/trainers.md, on a tiny model in place of the one on the hub."""
     page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")

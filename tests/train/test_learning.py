@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from fullband.config import Recipe
@@ -34,6 +35,7 @@ def test_a_word_problem_is_learned(recipe: MakeRecipe) -> None:
     assert max(result.validation.values()) < 1.2
 
 
+@pytest.mark.slow
 def test_real_text_is_learned(recipe: MakeRecipe) -> None:
     """Held-out Python source is read better than any model could that looks at nothing (the entropy of these very bytes)."""
     config = recipe(

@@ -66,6 +66,7 @@ def test_a_kill_after_any_step(recipe: MakeRecipe, step: int) -> None:
     assert_same_run(straight.output or "", broken.output or "")
 
 
+@pytest.mark.slow
 def test_a_process_killed_from_outside(recipe: MakeRecipe, tmp_path: Path) -> None:
     """No cooperation at all: another interpreter, SIGKILL whenever its metrics have grown, twice."""
     options: dict[str, Any] = {"train__steps": 40, "train__checkpoint_every": 5, "data__length": 24}

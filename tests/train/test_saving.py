@@ -64,13 +64,14 @@ def changes_of(work: Callable[[], Any], tmp_path: Path, only: tuple[str, ...] = 
 
 
 @needs_fork
-def test_killed_before_every_change_of_the_disk(saving: Callable[[str], Recipe], tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_before_every_change_of_the_disk(saving: Callable[[str], Recipe], tmp_path: Path, every: int) -> None:
     straight, broken = saving("straight"), saving("broken")
     train(straight)
     assert [p.name for p in (Path(straight.output or "") / "checkpoints").iterdir() if p.is_dir()] == ["step-00000004"]
     changes = changes_of(lambda: train(saving("counted")), tmp_path)
     assert changes > 40  # two saves of five files, pointers, metrics, the recipe
-    for number in range(1, changes + 1):
+    for number in range(1, changes + 1, every):
         shutil.rmtree(broken.output or "", ignore_errors=True)
 
         def killed(number: int = number) -> None:
@@ -85,6 +86,7 @@ def test_killed_before_every_change_of_the_disk(saving: Callable[[str], Recipe],
         assert [path.name for path in Path(broken.output or "").rglob(".*")] in ([], [LOCK])  # no half-written file
 
 
+@pytest.mark.slow
 @needs_fork
 def test_killed_again_while_finishing(saving: Callable[[str], Recipe], tmp_path: Path) -> None:
     """The second save is cut short, and so is the one that comes to the same step after resuming."""
@@ -120,7 +122,8 @@ def assert_metrics_end(recipe: Recipe, step: int) -> None:
 
 
 @needs_fork
-def test_disk_full_at_every_change(saving: Callable[[str], Recipe], tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_disk_full_at_every_change(saving: Callable[[str], Recipe], tmp_path: Path, every: int) -> None:
     """Opening, renaming or making a folder fails once: one clear line, no litter, and the run can go on."""
     kinds = ("open", "os.rename", "os.mkdir")
 
@@ -130,7 +133,7 @@ def test_disk_full_at_every_change(saving: Callable[[str], Recipe], tmp_path: Pa
     straight, broken = saving("straight"), saving("broken")
     train(straight)
     changes = changes_of(lambda: train(saving("counted")), tmp_path, kinds)
-    for number in [*range(1, changes // 2, 3), *range(changes // 2, changes + 1)]:  # the second save in full
+    for number in [*range(1, changes // 2, 3), *range(changes // 2, changes + 1)][::every]:  # the second save in full
         shutil.rmtree(broken.output or "", ignore_errors=True)
 
         def on_a_full_disk(number: int = number) -> None:

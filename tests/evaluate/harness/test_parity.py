@@ -30,7 +30,10 @@ def ours(tiny: Any, request: pytest.FixtureRequest) -> FullBandLM:
     return FullBandLM(getattr(tiny, request.param), dtype="float64", batch_size=2)
 
 
-@pytest.mark.parametrize("name", PAPER_TASKS)
+LONG = ("rte", "truthfulqa_mc2", "boolq", "mmlu")  # prompts of thousands of bytes, or of 57 tasks: seconds each
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in PAPER_TASKS])
 def test_log_likelihoods_of_the_ten_tasks(name: str, ours: FullBandLM, theirs: Any, shared_data: Path) -> None:
     [benchmark] = load_benchmarks([name], 5, shared_data)
     compared = 0
@@ -46,7 +49,7 @@ def test_greedy_answers(ours: FullBandLM, theirs: Any, shared_data: Path) -> Non
     [benchmark] = load_benchmarks(["gsm8k"], None, shared_data)
     [instances] = requests_of(benchmark, 3).values()
     for instance in instances:
-        instance.arguments[1]["max_gen_toks"] = 24
+        instance.arguments[1]["max_gen_toks"] = 10
     one, other = (model.generate_until(instances, disable_tqdm=True) for model in (ours, theirs))
     assert one == other
     assert any(one)

@@ -76,7 +76,7 @@ def questions() -> list[Continuation]:
     ]
 
 
-@pytest.mark.parametrize("batch_rows", [2, 3, 8, 32])
+@pytest.mark.parametrize("batch_rows", [3, 32, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))])
 def test_a_common_beginning_is_read_once_and_changes_nothing(
     isometric_model: Callable[..., FullBandModel], batch_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

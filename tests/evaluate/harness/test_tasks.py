@@ -59,6 +59,7 @@ def test_prompts_are_those_of_the_official_definition(shared_data: Path, tmp_pat
         assert prompts(benchmark, 6) == {instance.doc_id: instance.args[0] for instance in official.instances}
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 def test_a_limit_is_spread_over_a_group_and_shards_part_it(shared_data: Path) -> None:
     [benchmark] = load_benchmarks(["mmlu"], 5, shared_data)

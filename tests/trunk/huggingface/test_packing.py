@@ -37,13 +37,16 @@ def read_packed(model: Converted, rows: Any, size: int, keep: str = "window") ->
 @pytest.mark.parametrize("family", DENSE)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_documents_read_as_they_do_alone(family: str, attention: str, packed_rows: Any) -> None:
-    model, rows = converted(family), packed_rows(LENGTHS)
-    model.trunk.lm.set_attn_implementation(attention)
+    """Exactly with the residual entry: over 20 tokens the gated one multiplies a rounding error by up to 540 (olmo2)."""
+    model, damped, rows = converted(family), converted(family, "residual"), packed_rows(LENGTHS)
+    for each in (model, damped):
+        each.trunk.lm.set_attn_implementation(attention)
     try:
         with torch.no_grad():
             plain = [read_packed(model, rows, T), read_packed(model, rows, 7), read_packed(model, rows, 3, "all")]
             whole = model.trunk(model.trunk.embed(rows.tokens), rows.positions, rows.documents)[0]
-            fused, exact = (read(model, rows.tokens, passes, rows.positions, rows.documents) for passes in (2, "exact"))
+            fused = read(model, rows.tokens, 2, rows.positions, rows.documents)
+            exact = read(damped, rows.tokens, "exact", rows.positions, rows.documents)
             for i, row in enumerate(LENGTHS):
                 for span in spans(row):
                     alone = rows.tokens[i : i + 1, span]
@@ -51,9 +54,10 @@ def test_documents_read_as_they_do_alone(family: str, attention: str, packed_row
                     for states in (whole, *plain):
                         assert_near(states[i, span], source)
                     assert_near(fused[i, span], read(model, alone, 2)[0])
-                    assert_near(exact[i, span], read(model, alone, "exact")[0])
+                    assert_near(exact[i, span], read(damped, alone, "exact")[0])
     finally:
-        model.trunk.lm.set_attn_implementation("sdpa")
+        for each in (model, damped):
+            each.trunk.lm.set_attn_implementation("sdpa")
 
 
 @pytest.mark.parametrize("family", DENSE)
