@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from cli.commands import Trained, fullband, refused
 from fullband.model import FullBandModel
-from hf.sources import byte_tokenizer, write_source
+from hf.sources import widen_tokenizer, write_source
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_bad_input_is_one_line(source: Path, gated: Path, tmp_path: Path) -> Non
 
 
 def test_another_models_tokenizer_is_refused(tmp_path: Path) -> None:
-    write_source(tmp_path / "src", tokenizer=byte_tokenizer(300))
+    widen_tokenizer(write_source(tmp_path / "src"), 300)
     line = refused("convert", tmp_path / "src", "-o", tmp_path / "out")
     assert "its tokenizer has 300 ids, the model's vocabulary only 264" in line
 

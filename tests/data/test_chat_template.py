@@ -78,3 +78,28 @@ def test_what_a_template_may_not_do(source: str, expected: str) -> None:
     with pytest.raises(ValueError) as refused:
         ChatTemplate(source).render(TALK)
     assert expected in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ messages[0]['content'] + 1 }}", "TypeError: can only concatenate str"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{% include 'other' %}", "TypeError: no loader"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError: maximum recursion depth"),
+        ("{{ range(10 ** 12) | list }}", "OverflowError: "),
+        ("{{ messages[0].content.nothing() }}", "has no attribute 'nothing'"),
+        ("{{ messages[99].role }}", "has no element 99"),
+        ("{{ 'x'.encode('no-such-codec') }}", "LookupError: "),
+    ],
+)
+def test_a_template_that_fails_is_one_line(source: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=r"^the chat template (fails on|refuses) this conversation: ") as refused:
+        ChatTemplate(source).render(TALK)
+    assert reason in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_tools_and_documents_are_there_and_none(tmp_path: Path) -> None:
+    """As transformers renders: a template may ask whether there are some without asking whether they are defined."""
+    asked = "{% if tools is not none %}tools{% endif %}{{ documents is none }}{% if tools %}{% endif %}{{ tools is defined }}"
+    assert ChatTemplate(asked).render(TALK) == "TrueTrue"

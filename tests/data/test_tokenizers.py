@@ -183,6 +183,29 @@ def test_an_unknown_tiktoken_name() -> None:
 
 
 @pytest.mark.shared_data
+def test_long_runs_are_cut_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    import re
+
+    from fullband.data import subword
+
+    monkeypatch.setattr(subword, "LONGEST_RUN", 5)
+    monkeypatch.setattr(subword, "_LONG_RUNS", re.compile(r"\S{6,}|\s{6,}"))
+    assert subword.short_runs("") == [""] and subword.short_runs("a b c d e f g h") == ["a b c d e f g h"]
+    for text in ("x" * 17, "a " + " " * 23 + "b", "one " + "=" * 12 + " two " + "\n" * 30, "12345 123456 12345678901 1"):
+        parts = subword.short_runs(text)
+        assert "".join(parts) == text and len(parts) > 1
+        assert all(len(run) <= 5 for part in parts for run in re.findall(r"\S+|\s+", part))
+
+
+def test_tiktoken_takes_a_million_of_one_character(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tiktoken")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared_data / "tokenizers" / "tiktoken_cache"))
+    tokenizer = load_tokenizer("tiktoken:cl100k_base")
+    for text in (" " * 1_000_000 + "a", "a" + "\n" * 300_000 + "b"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.encode_documents([text, "b"])[0].tolist()[:-1] == tokenizer.encode(text)
+
+
 def test_tiktoken_and_its_hugging_face_twin_agree(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tiktoken")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared_data / "tokenizers" / "tiktoken_cache"))

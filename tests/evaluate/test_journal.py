@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fullband.evaluate.journal import Journal
+from fullband.evaluate.run import Journals
 
 
 def test_what_was_added_is_read_again(tmp_path: Path) -> None:
@@ -65,3 +66,40 @@ def test_a_kill_loses_nothing_that_was_added(tmp_path: Path, killed_while: Calla
         kept = dict(Journal(path).items())
         assert list(kept) == [str(number) for number in range(len(kept))]
         assert len(kept) >= 1
+
+
+SCORES = {"0": [-1.5, True], "exact": [-1, False]}
+DOCUMENT = {"task": "piqa", "document": 3, "prompt_hash": "ab", "scores": {"0": {"acc": 1.0}}}
+ROLLOUTS = {"question": "q", "cut": 0, "rollouts": [{"text": "4", "tokens": 2, "finish": "stop"}]}
+GRADES = {"verdicts": ["right"], "details": [None]}
+TASK = {"kind": "task", "documents": 3, "metric": "acc", "shots": None, "data_hash": "a", "prompt_hash": ["b"], "seconds": 1.5}
+GENERATIVE = {"kind": "generative", "problems": [0, 1], "data_hash": "a", "prompt_hash": ["b"], "seconds": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("scores", SCORES, [5, [], {"0": -1.5}, {"0": [-1.5]}, {"0": ["x", True]}, {"0": None}]),
+        ("documents", DOCUMENT, [5, "x", {}, DOCUMENT | {"scores": []}, DOCUMENT | {"scores": {"0": 1.0}}, DOCUMENT | {"document": None}]),
+        (
+            "rollouts",
+            ROLLOUTS,
+            [None, [], {"rollouts": []}, ROLLOUTS | {"rollouts": ["4"]}, ROLLOUTS | {"rollouts": {}}, ROLLOUTS | {"cut": "x"}],
+        ),
+        ("grades", GRADES, [{}, [], GRADES | {"verdicts": "right"}, GRADES | {"verdicts": [True]}]),
+        ("tasks", TASK, ["x", {}, {"kind": "other"}, TASK | {"seconds": "long"}, {"kind": "task"}, TASK | {"prompt_hash": "b"}]),
+        ("tasks", GENERATIVE, [{"kind": "generative"}, GENERATIVE | {"problems": 3}]),
+    ],
+)
+def test_a_record_of_another_shape_is_damage(tmp_path: Path, name: str, good: object, bad: list[object]) -> None:
+    path = tmp_path / f"{name}.jsonl"
+    Journal(path).add({"key": good})
+    assert Journals.open(tmp_path).__dict__[name].get("key") == good
+    for record in bad:
+        path.unlink()
+        Journal(path).add({"key": good, "other": record})
+        with pytest.raises(ValueError, match=rf"{name}\.jsonl:2: damaged; remove the line, and what it held is computed again"):
+            Journals.open(tmp_path)
+    path.write_text('["key", ' + "[" * 100_000 + "]" * 100_000 + "]\n")
+    with pytest.raises(ValueError, match=rf"{name}\.jsonl:1: damaged"):
+        Journals.open(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,11 @@ def write_source(folder: Path, model: Any = None, tokenizer: Any = None) -> Path
     (folder / "README.md").write_text(CARD, encoding="utf-8")
     (folder / "LICENSE").write_text("Apache License, Version 2.0\n", encoding="utf-8")
     return folder
+
+
+def widen_tokenizer(folder: Path, ids: int) -> None:
+    """Give the tokenizer of a folder words of its own, up to id `ids` - 1: it is another model's then."""
+    path = folder / "tokenizer.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    found["model"]["vocab"] |= {f"word{number}": number for number in range(VOCABULARY, ids)}
+    path.write_text(json.dumps(found), encoding="utf-8")

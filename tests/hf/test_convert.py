@@ -26,7 +26,7 @@ from fullband.hf import FullBandForCausalLM
 from fullband.hf import convert as conversion
 from fullband.loading import load_model
 from fullband.model import FullBandModel
-from hf.sources import VOCABULARY, byte_tokenizer, plain_model, tiny_llama, write_source
+from hf.sources import VOCABULARY, plain_model, tiny_llama, widen_tokenizer, write_source
 from trunk.huggingface.families import build
 
 T5 = T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1, num_heads=1)
@@ -213,7 +213,7 @@ def truncate_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda folder: byte_tokenizer(265).save_pretrained(folder), "its tokenizer has 265 ids, the model's vocabulary only 264"),
+        (lambda folder: widen_tokenizer(folder, 265), "its tokenizer has 265 ids, the model's vocabulary only 264"),
         (drop_weight, "weight 'model.layers.1.mlp.up_proj.weight' is missing"),
         (truncate_weights, "its weights cannot be read"),
         (lambda folder: (folder / "model.safetensors").unlink(), "its weights cannot be read"),

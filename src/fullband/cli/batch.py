@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fullband.cli.amounts import duration, short
 from fullband.cli.completions import Completing, Request, add_reports, converged_json
+from fullband.cli.console import json_text
 from fullband.cli.prompts import Prompt
 from fullband.decode.generate import NewText
 from fullband.decode.speculate import SpeculationReport
@@ -97,7 +98,7 @@ class Job:
                 }
                 if completing.converged is not None:
                     record["converged"] = converged_json(completing.converged, row // n - start)
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                file.write(json_text(record, file) + "\n")
                 file.flush()
                 self.written += 1
             self.speculation = add_reports(self.speculation, completing.speculation)

@@ -1,7 +1,10 @@
-"""Where commands write: results to stdout, everything else to stderr, so that --json can be piped."""
+"""Where commands write: results to stdout, everything else to stderr, so that --json can be piped. What a terminal has no character for
+is written in other words, never an error: the result of hours must not be lost to a ±."""
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import sys
 from typing import Any
@@ -9,6 +12,39 @@ from typing import Any
 from rich.console import Console
 
 PIPE_WIDTH = 140  # columns where the output is no terminal: tables are not folded
+
+SPELLED = {"±": "+-", "×": "x", "…": "...", "–": "-", "—": "-", "→": "->", "−": "-", "»": ">>", "«": "<<", "Σ": "sum", "≥": ">=", "≤": "<="}
+SPELLED |= {"“": '"', "”": '"', "‘": "'", "’": "'", "\ufffd": "?", "·": "*", "√": "sqrt"}
+
+
+def spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    """An error handler of codecs: a plain spelling of what cannot be written, else its number in the way of Python's strings."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    found = ""
+    for character in error.object[error.start : error.end]:
+        found += SPELLED.get(character) or character.encode("ascii", "backslashreplace").decode()
+    return found, error.end
+
+
+codecs.register_error("fullband.spell", spell)
+
+
+def spell_what_cannot_be_written() -> None:
+    """Of stdout and stderr, whatever their encoding."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="fullband.spell")
+
+
+def is_unicode(stream: Any) -> bool:
+    """Whether every character can be written to it."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "").startswith(("utf", "cp65001"))
+
+
+def json_text(value: Any, stream: Any, indent: int | None = None) -> str:
+    """JSON that the stream can write: with escapes where it has not every character, so that nothing is lost."""
+    return json.dumps(value, indent=indent, ensure_ascii=not is_unicode(stream))
 
 
 def output() -> Console:
@@ -23,7 +59,7 @@ def messages() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout. Infinite and undefined numbers, which JSON lacks, become null."""
-    print(json.dumps(finite(value), indent=2, ensure_ascii=False))
+    print(json_text(finite(value), sys.stdout, indent=2))
 
 
 def finite(value: Any) -> Any:

@@ -9,12 +9,18 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from fullband.cli.console import spell_what_cannot_be_written
+
 TRACEBACK = "FULLBAND_TRACEBACK"
 OUT_OF_MEMORY = "out of memory: use fewer rows at a time (train.microbatch_rows), or train.activation_checkpointing=true"
 
 
 class OneLineErrors(TyperGroup):
     """A group of commands whose ValueErrors and OSErrors become `error: …`. Others are bugs and keep their traceback."""
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        spell_what_cannot_be_written()  # before help and usage, too
+        return super().main(*args, **settings)
 
     def invoke(self, ctx: Any) -> Any:
         try:

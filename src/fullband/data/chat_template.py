@@ -64,12 +64,18 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """The conversation as text, which holds its special tokens written out; with `add_generation_prompt` up to where an answer begins.
 
-        Raises ValueError in one line for a conversation that the template refuses (roles that do not alternate, …).
+        Raises ValueError in one line for a conversation that the template refuses (roles that do not alternate, …), and for a template
+        that fails on it.
         """
+        known: dict[str, Any] = {"messages": messages, "tools": None, "documents": None}  # as transformers names them to a template
+        template = self._compiled
         try:
-            return self._compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **self.tokens)
+            text: str = template.render(known | self.tokens, add_generation_prompt=add_generation_prompt)
         except TemplateError as error:
-            raise ValueError(f"the chat template refuses this conversation: {' '.join(str(error).split())}") from None
+            raise ValueError(f"the chat template refuses this conversation: {_one_line(error)}") from None
+        except Exception as error:  # a template is a program: it adds text to numbers, divides by zero, calls itself for ever
+            raise ValueError(f"the chat template fails on this conversation: {type(error).__name__}: {_one_line(error)}") from None
+        return text
 
     @cached_property
     def _compiled(self) -> Any:
@@ -78,8 +84,8 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda pattern: datetime.datetime.now().strftime(pattern)}
         try:
             return environment.from_string(self.source)
-        except TemplateError as error:
-            raise ValueError(f"the chat template is not valid Jinja: {' '.join(str(error).split())}") from None
+        except (TemplateError, RecursionError) as error:
+            raise ValueError(f"the chat template is not valid Jinja: {_one_line(error)}") from None
 
 
 def load_chat_template(folder: str | Path) -> ChatTemplate:
@@ -111,6 +117,10 @@ def _content(token: Any) -> str | None:
 
 def _tojson(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)  # Jinja's own would escape for HTML
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _refuse(message: str) -> NoReturn:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fullband.config import HuggingFaceSource
+from fullband.data.hub import check_hub
 from fullband.data.optional import optional
 from fullband.data.records import RecordReader, TextRecords
 from fullband.data.sources import START, Cursor, TextSource, fingerprint_files
@@ -47,6 +48,7 @@ class HuggingFace(TextSource):
     def _open(self, split: str) -> Any:
         """A dataset of one split, with skip; streamed, unless the folder was written by save_to_disk."""
         config, folder = self._config, Path(self._config.dataset)
+        unreachable = "" if folder.is_dir() else check_hub()
         try:
             if (folder / "state.json").is_file():
                 return self._datasets.load_from_disk(str(folder))
@@ -54,7 +56,8 @@ class HuggingFace(TextSource):
                 return self._datasets.load_from_disk(str(folder))[split]
             return self._datasets.load_dataset(config.dataset, config.name, split=split, streaming=True)
         except Exception as error:  # the library's own, the hub's and the network's: no common base
-            raise ValueError(f"{self.where}, split {split}: cannot be opened ({_one_line(error)})") from None
+            reason = f"{unreachable}; it is not in the cache" if unreachable else _one_line(error)
+            raise ValueError(f"{self.where}, split {split}: cannot be opened ({reason})") from None
 
     def _rows(self, rows: Any) -> Iterator[dict[str, Any]]:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,21 +22,33 @@ _OTHER_ENDS = ("</s>", "<eos>", "[EOS]", "<|im_end|>", "<|eot_id|>", "[SEP]")
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")  # say what special tokens are called
 
 
+LONGEST_RUN = 100_000  # characters
+_LONG_RUNS = re.compile(rf"\S{{{LONGEST_RUN + 1},}}|\s{{{LONGEST_RUN + 1},}}")
+
+
 class HuggingFaceTokenizer(Tokenizer):
     """Any tokenizer.json. Encodes with add_special_tokens=False: no beginning- or end-of-sequence token is added to a text.
 
     The end of document is <|endoftext|> or <|end_of_text|> where the vocabulary has one, else the eos token that the
     tokenizer_config.json or special_tokens_map.json beside it names, else a usual name (</s>, <eos>, ...), else none. Generation stops at
     it, at that eos token, and at the ids a generation_config.json beside it names (a chat model's end of turn).
+
+    Added tokens beyond the model's vocabulary, which the config.json beside it says, are text: Gemma 3 has one that stands for pictures.
     """
 
-    def __init__(self, path: Path, end_of_document: int | None = None, stops: frozenset[int] | None = None) -> None:
-        """`end_of_document` and `stops` are looked up unless `stops` is given. ValueError if the file is no tokenizer."""
+    def __init__(
+        self, path: Path, end_of_document: int | None = None, stops: frozenset[int] | None = None, vocabulary: int | None = None
+    ) -> None:
+        """`end_of_document` and `stops` are looked up unless `stops` is given, the size of the model's `vocabulary` unless that is.
+        ValueError if the file is no tokenizer."""
         from tokenizers import Tokenizer as Backend
 
         try:
             content = path.read_bytes()
             self._backend = Backend.from_buffer(content)
+            beyond = vocabulary or _vocabulary(path.parent)
+            if beyond and any(token >= beyond for token in self._backend.get_added_tokens_decoder()):
+                self._backend = Backend.from_str(_without_added(content, beyond))
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{path}: not a readable tokenizer.json ({_one_line(error)})") from None
         self._backend.no_padding()
@@ -43,14 +56,14 @@ class HuggingFaceTokenizer(Tokenizer):
         # Read at once: the folder may be a checkpoint that a run deletes later.
         self._beside = {name: (path.parent / name).read_bytes() for name in _BESIDE if (path.parent / name).is_file()}
         self._content = content
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        known = self._backend.get_vocab(with_added_tokens=True)
         self.name = f"tokenizer.json:{hashlib.sha256(content).hexdigest()[:16]}"
-        self.vocab_size = max(vocabulary.values()) + 1  # ids can have holes, so not their number
+        self.vocab_size = max(known.values()) + 1  # ids can have holes, so not their number
         if stops is None:
             eos = _eos_token(path.parent)
-            names = [name for name in (*_ENDS_OF_TEXT, eos, *_OTHER_ENDS) if name in vocabulary]
-            end_of_document = vocabulary[names[0]] if names else None
-            stops = frozenset(vocabulary[name] for name in (*names[:1], eos) if name in vocabulary) | _eos_ids(path.parent)
+            names = [name for name in (*_ENDS_OF_TEXT, eos, *_OTHER_ENDS) if name in known]
+            end_of_document = known[names[0]] if names else None
+            stops = frozenset(known[name] for name in (*names[:1], eos) if name in known) | _eos_ids(path.parent)
         self.end_of_document = end_of_document
         self.stops = stops
         self.special = frozenset(token for token, added in self._backend.get_added_tokens_decoder().items() if added.special)
@@ -101,10 +114,12 @@ class TiktokenTokenizer(BytesOfIds):
         self.special = frozenset(self._encoding.encode_single_token(name) for name in self._encoding.special_tokens_set)
 
     def encode(self, text: str) -> list[int]:
-        return self._encoding.encode(text, allowed_special="all")
+        return [token for part in short_runs(text) for token in self._encoding.encode(part, allowed_special="all")]
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self._ended(ids) for ids in self._encoding.encode_batch(list(texts), num_threads=4, allowed_special="all")]
+        parts = [short_runs(text) for text in texts]
+        found = iter(self._encoding.encode_batch([part for of_text in parts for part in of_text], num_threads=4, allowed_special="all"))
+        return [self._ended([token for _ in of_text for token in next(found)]) for of_text in parts]
 
     def bytes_of(self, token: int) -> bytes:
         try:
@@ -116,6 +131,20 @@ class TiktokenTokenizer(BytesOfIds):
         return {"kind": "tiktoken", "name": self.name.removeprefix("tiktoken:")}
 
 
+def short_runs(text: str) -> list[str]:
+    """The text in parts without a run of more than LONGEST_RUN characters that are all white or all not: on a million of one character
+    tiktoken's regular expression runs out of stack, which some versions panic on. Most texts are a single part."""
+    if len(text) <= LONGEST_RUN:
+        return [text]
+    parts, start = [], 0
+    for run in _LONG_RUNS.finditer(text):
+        while run.end() - max(start, run.start()) > LONGEST_RUN:
+            stop = max(start, run.start()) + LONGEST_RUN
+            parts.append(text[start:stop])
+            start = stop
+    return [*parts, text[start:]]
+
+
 def _eos_token(folder: Path) -> str | None:
     """The eos token that the usual files beside a tokenizer.json name."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -124,6 +153,21 @@ def _eos_token(folder: Path) -> str | None:
         if isinstance(eos, str):
             return eos
     return None
+
+
+def _vocabulary(folder: Path) -> int | None:
+    """The size of the vocabulary of the model beside a tokenizer; of its text, where it has other inputs too."""
+    config = folder / "config.json"
+    nested = (_field(config, key) for key in ("trunk_config", "trunk", "text_config"))
+    sizes = [_field(config, "vocab_size"), *(part.get("vocab_size") for part in nested if isinstance(part, dict))]
+    return next((size for size in sizes if isinstance(size, int) and size > 0), None)
+
+
+def _without_added(content: bytes, beyond: int) -> str:
+    """A tokenizer.json without its added tokens from id `beyond` on."""
+    found = json.loads(content)
+    found["added_tokens"] = [token for token in found["added_tokens"] if token["id"] < beyond]
+    return json.dumps(found, ensure_ascii=False)
 
 
 def _eos_ids(folder: Path) -> frozenset[int]:

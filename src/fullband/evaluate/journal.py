@@ -8,16 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 
 class Journal:
     """Records by key, in a file that only grows; without a path, in memory alone.
 
     A line that a kill cut off is not read, and dropped when the file is written to again. Raises ValueError for a file with damage
-    elsewhere.
+    elsewhere, such as a record of another shape than `shape`, a type that pydantic knows.
     """
 
-    def __init__(self, path: Path | None = None):
+    def __init__(self, path: Path | None = None, shape: Any = Any):
         self.path = path
+        self._shape: TypeAdapter[Any] = TypeAdapter(shape)
         self._records: dict[str, Any] = {}
         self._cut_at: int | None = None  # where the line begins that a kill cut off
         if path is not None and path.is_file():
@@ -65,6 +68,7 @@ class Journal:
                 entry = json.loads(line)
                 if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
                     raise ValueError
-            except ValueError:
+                self._shape.validate_python(entry[1])  # its ValidationError is a ValueError
+            except (ValueError, RecursionError):
                 raise ValueError(f"{path}:{number}: damaged; remove the line, and what it held is computed again") from None
             self._records[entry[0]] = entry[1]

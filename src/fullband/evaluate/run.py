@@ -19,6 +19,7 @@ from fullband.evaluate.harness.tasks import Benchmark, load_benchmarks
 from fullband.evaluate.harness.text import HarnessText
 from fullband.evaluate.journal import Journal
 from fullband.evaluate.plan import JOURNALS, Plan
+from fullband.evaluate.records import SHAPES
 from fullband.evaluate.sandbox import Sandbox
 from fullband.feedback.passes import FeedbackModel
 
@@ -53,7 +54,7 @@ class Journals:
     @classmethod
     def open(cls, folder: Path) -> Journals:
         """Raises ValueError naming a damaged file."""
-        return cls(**{name: Journal(folder / f"{name}.jsonl") for name in JOURNALS})
+        return cls(**{name: Journal(folder / f"{name}.jsonl", SHAPES[name]) for name in JOURNALS})
 
 
 def is_finished(plan: Plan, journals: Journals, name: str) -> bool:

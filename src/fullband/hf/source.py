@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -56,7 +55,8 @@ class Source:
 
 def find_source(name: str | Path) -> Source:
     """The checkpoint of this name. Raises ValueError in one line if there is none, here or on the hub."""
-    text, folder, hub_id = str(name), Path(name), None
+    text = os.path.expanduser(name)
+    folder, hub_id = Path(text), None
     if not folder.is_dir():
         if os.path.lexists(folder) or not _HUB_ID.fullmatch(text):
             raise ValueError(f"{text}: no such model folder")
@@ -79,7 +79,7 @@ def load_source(source: Source, dtype: torch.dtype | None = None, configure: Cal
     """
     try:
         config = AutoConfig.from_pretrained(source.name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # as of weights
         needs_code = " (it needs code of its own, which is not run)" if "auto_map" in source.config else ""
         raise ValueError(f"{source.name}: transformers cannot read its config{needs_code}: {first_sentence(error)}") from None
     if type(config) not in AutoModelForCausalLM._model_mapping:
@@ -95,10 +95,11 @@ def load_source(source: Source, dtype: torch.dtype | None = None, configure: Cal
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # unpickling, a package that its quantisation needs, a full memory: no common base
         raise ValueError(f"{source.name}: its weights cannot be read: {first_sentence(error)}") from None
     model, loaded = found
     check_loaded(source.name, loaded)
+    check_finite(source.name, model)
     align_weights(model)
     return model.eval()
 
@@ -124,22 +125,31 @@ def check_loaded(name: str | Path, loaded: dict[str, Any]) -> None:
             raise ValueError(f"{name}: weight '{keys[0]}' {problem}{more}")
 
 
+def check_finite(name: str | Path, model: nn.Module) -> None:
+    """Raises ValueError naming the first weight that holds NaN or infinity: no comparison of logits would mean anything."""
+    for key, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+            what = "NaN" if bool(parameter.isnan().any()) else "infinity"
+            raise ValueError(f"{name}: weight '{key}' holds {what}; the checkpoint is damaged, or its training diverged")
+
+
 def copy_files(source: Source, folder: Path) -> None:
     """The source's tokenizer, byte for byte, and its licence files. A tokenizer without a tokenizer.json gets one."""
     copied = [shutil.copyfile(path, folder / path.name) for path in source.files((*TOKENIZER_FILES, *LICENCE_FILES))]
     if any(path.name in TOKENIZER_FILES for path in copied) and not (folder / TOKENIZER).is_file():
         try:
             AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False).save_pretrained(folder)
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:  # as of weights
             raise ValueError(f"{source.name}: its tokenizer cannot be read: {first_sentence(error)}") from None
 
 
 def check_tokenizer(source: Source, folder: Path, vocabulary: int) -> bool:
-    """Whether `folder` holds a tokenizer. Raises ValueError if it makes ids that the model's `vocabulary` does not have."""
+    """Whether `folder` holds a tokenizer. Raises ValueError if it makes ids that the model's `vocabulary` does not have; added tokens are
+    text there."""
     if not (folder / TOKENIZER).is_file():
         return False
     try:
-        size = HuggingFaceTokenizer(folder / TOKENIZER).vocab_size
+        size = HuggingFaceTokenizer(folder / TOKENIZER, vocabulary=vocabulary).vocab_size
     except ValueError as error:  # it speaks of the copy, in a folder that will be gone
         raise ValueError(str(error).replace(str(folder / TOKENIZER), f"{source.name}: {TOKENIZER}")) from None
     if size > vocabulary:
@@ -152,14 +162,19 @@ def check_tokenizer(source: Source, folder: Path, vocabulary: int) -> bool:
 def first_sentence(error: Exception) -> str:
     """The first line of an error of another library, without what transformers adds behind it."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0].strip()[:300] if lines else type(error).__name__
+    named = "" if isinstance(error, (OSError, ValueError, RuntimeError, ImportError)) else f"{type(error).__name__}: "
+    return named + lines[0].strip()[:300] if lines else type(error).__name__
 
 
 def _snapshot(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+    from fullband.data.hub import check_hub
+
+    unreachable = check_hub()
     try:
         return Path(snapshot_download(hub_id, allow_patterns=[CONFIG, CARD, *TOKENIZER_FILES, *LICENCE_FILES]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, ValueError) as error:
-        raise ValueError(f"{hub_id}: no such folder, and the hub did not give it ({first_sentence(error)})") from None
+        reason = f"{unreachable}; it is not in the cache" if unreachable else first_sentence(error)
+        raise ValueError(f"{hub_id}: no such folder, and the hub did not give it ({reason})") from None

@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from fullband.data.hub import check_hub
 from fullband.data.optional import optional
 from fullband.evaluate.harness.definitions import SHOT_OVERRIDES, expand
 
@@ -66,13 +67,14 @@ def load_benchmarks(names: Sequence[str], shots: int | None = None, data_dir: Pa
     """
     members = expand(names)
     evaluate_quietly()
+    unreachable = check_hub() if data_dir is None else ""
     with TemporaryDirectory() as written:
         for tasks in members.values():
             for task, path in tasks.items():
                 overlay = {"include": str(path), "task": task} | _changes(task, path, shots, data_dir)
                 Path(written, f"{task}.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
         with code_unrun():
-            return [Benchmark(name, shots, _load(list(tasks), written)) for name, tasks in members.items()]
+            return [Benchmark(name, shots, _load(list(tasks), written, unreachable)) for name, tasks in members.items()]
 
 
 def evaluate_quietly() -> None:
@@ -103,7 +105,7 @@ def code_unrun() -> Iterator[None]:
         evaluate.load = official
 
 
-def _load(tasks: list[str], overlays: str) -> list[Any]:
+def _load(tasks: list[str], overlays: str, unreachable: str) -> list[Any]:
     from lm_eval.tasks import TaskManager
 
     try:
@@ -111,7 +113,8 @@ def _load(tasks: list[str], overlays: str) -> list[Any]:
         loaded: dict[str, Any] = manager.load(tasks)["tasks"]
     except (ValueError, OSError, KeyError, ConnectionError, ImportError) as error:
         shown = ", ".join(tasks[:3]) + (", …" if len(tasks) > 3 else "")
-        raise ValueError(f"{shown}: the data could not be loaded ({type(error).__name__}: {first_line(error)}); see --data-dir") from None
+        reason = f"{unreachable}; they are not in the cache" if unreachable else f"{type(error).__name__}: {first_line(error)}"
+        raise ValueError(f"{shown}: the data could not be loaded ({reason}); see --data-dir") from None
     return [loaded[task] for task in tasks]
 
 
