@@ -201,7 +201,7 @@ class OptimConfig(Strict):
     adam_lr: float = Field(default=5e-4, gt=0)
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = Field(default=1e-8, gt=0)
-    warmup_steps: int = Field(default=200, ge=0)
+    warmup_steps: int = Field(default=200, ge=0, description="steps over which the learning rates rise; at most a third of the run")
     cooldown: float = Field(default=0.25, ge=0, le=1, description="last fraction of training that decays to zero")
     cooldown_shape: Literal["linear", "1-sqrt"] = "linear"
     z_loss: float = Field(default=1e-5, ge=0, description="coefficient during the cooldown")

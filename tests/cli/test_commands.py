@@ -186,6 +186,17 @@ def test_info_of_a_recipe_and_of_its_run(task_run: Trained) -> None:
     assert fullband("info", task_run.recipe).code == fullband("info", task_run.folder).code == 0
 
 
+def test_a_cut_warmup_is_said_before_and_when_training_starts(recipe: Callable[..., Path], tmp_path: Path) -> None:
+    """A recipe's 200 steps in a trial run of 9."""
+    cut = "the learning rates warm up over 3 steps, a third of the run, not optim.warmup_steps=200"
+    path = recipe(train={"steps": 9}, optim={"warmup_steps": 200}, output=str(tmp_path / "run"))
+    assert cut in fullband("info", path).out and cut in fullband("train", path, "--dry-run").out
+    assert f"note: {cut}" in fullband("train", path).err
+    found = fullband("info", path, "--json").json["run"]["warmup"]
+    assert found == {"steps": 3, "in_recipe": 200}
+    assert "warm up over 3 steps\n" in fullband("info", path, "--set", "optim.warmup_steps=3").out
+
+
 def test_info_without_the_recipes_tokenizer(recipe: Callable[..., Path]) -> None:
     """A preset states its vocabulary, so what a run costs can be said where its tokenizer cannot be had."""
     path = recipe(model={"preset": "10m"}, data={"tokenizer": "nowhere/tokenizer.json", "length": 64})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullband.optim import in_cooldown, wsd_factor
+from fullband.optim import in_cooldown, warmup_length, warmup_words, wsd_factor
 
 
 def curve(steps: int, warmup: int, cooldown: float, shape: str = "linear") -> list[float]:
@@ -33,6 +33,12 @@ def test_warmup_is_cut_to_a_third_of_the_run() -> None:
     assert curve(600, 200, 0.0)[198] == 199 / 200  # 200 is a third: not cut
     assert curve(2, 200, 0.0) == [1.0, 1.0]
     assert curve(1, 200, 0.25) == [1.0]
+
+
+def test_a_cut_warmup_is_said() -> None:
+    assert warmup_words(90, 200) == "the learning rates warm up over 30 steps, a third of the run, not optim.warmup_steps=200"
+    assert warmup_words(600, 200) == "the learning rates warm up over 200 steps"
+    assert warmup_words(3, 1) == "the learning rates warm up over 1 step" and warmup_length(2, 200) == 0
 
 
 def test_no_warmup_no_cooldown() -> None:

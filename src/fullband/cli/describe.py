@@ -89,7 +89,9 @@ def describe_training_memory(
 
 def describe_run(recipe: Recipe, trunk: TrunkConfig | None, feedback: FeedbackConfig) -> dict[str, Any]:
     """Schedule, compute and memory of a recipe, without FLOPs and memory for a Hugging Face trunk (None). `feedback` is the recipe's, with
-    its prefixes rounded if blocks are compiled."""
+    its later passes starting at few places if blocks are compiled."""
+    from fullband.optim.wsd import warmup_length
+
     train, length, fusion = recipe.train, recipe.data.length, recipe.model.fusion_name
     phases = resolve_schedule(feedback.schedule)
     mixture = costs.pass_mixture(phases, train.steps, feedback.start_step)
@@ -106,6 +108,7 @@ def describe_run(recipe: Recipe, trunk: TrunkConfig | None, feedback: FeedbackCo
             for first, stop, passes in costs.schedule_spans(phases, train.steps, feedback.start_step)
         ],
         "adaptive": feedback.adaptive is not None,
+        "warmup": {"steps": warmup_length(train.steps, recipe.optim.warmup_steps), "in_recipe": recipe.optim.warmup_steps},
         "mixture": mixture,
     }
     tokens = train.steps * tokens_per_step

@@ -104,15 +104,19 @@ def print_training_memory(console: Console, memory: dict[str, Any]) -> None:
 
 
 def print_run(console: Console, run: dict[str, Any]) -> None:
+    from fullband.optim.wsd import warmup_words
+
     cost = run["cost"]
     made = table(["steps", "passes"], words=2)
     for span in run["schedule"]:
         made.add_row(f"{span['first_step']:,} to {span['stop_step'] - 1:,}", mixture(span["passes"]))
+    notes = [warmup_words(run["steps"], run["warmup"]["in_recipe"])]
+    notes += ["the schedule is adaptive: the share of deeper passes will follow what is measured"] * run["adaptive"]
     print_table(
         console,
         f"Schedule: {run['steps']:,} steps of {run['tokens_per_step']:,} tokens",
         made,
-        "The schedule is adaptive: the share of deeper passes will follow what is measured." if run["adaptive"] else "",
+        "\n".join(notes),
     )
     made = table(["compute", "expected"])
     made.add_row("tokens", short(cost["tokens"]))

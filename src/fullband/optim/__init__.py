@@ -3,7 +3,7 @@
 from fullband.optim.groups import ParameterGroup, check_groups, describe_groups, is_fusion, parameter_groups
 from fullband.optim.normuon import NorMuon, normuon_reference
 from fullband.optim.optimizer import Optimizer
-from fullband.optim.wsd import in_cooldown, wsd_factor
+from fullband.optim.wsd import in_cooldown, warmup_length, warmup_words, wsd_factor
 
 __all__ = [
     "NorMuon",
@@ -15,5 +15,7 @@ __all__ = [
     "is_fusion",
     "normuon_reference",
     "parameter_groups",
+    "warmup_length",
+    "warmup_words",
     "wsd_factor",
 ]

@@ -18,6 +18,7 @@ from fullband.files import read_tensors, write_bytes
 from fullband.loading import LoadedModel
 from fullband.model import WEIGHTS, FullBandModel
 from fullband.optim.optimizer import Optimizer
+from fullband.optim.wsd import warmup_length, warmup_words
 from fullband.presets import resolve_schedule
 from fullband.train.checkpoint import OPTIMIZER, Checkpoints, checkpoint_name
 from fullband.train.milestones import Milestones
@@ -124,6 +125,8 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
     schedule = PassSchedule(feedback, resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.seed)
     optimizer = Optimizer(model, recipe.optim, recipe.train.steps)
     run = Run(recipe, folder, device, model, loader, schedule, optimizer, checkpoints, Milestones(), loader.notices())
+    if warmup_length(recipe.train.steps, recipe.optim.warmup_steps) < recipe.optim.warmup_steps:
+        run.notices.append(warmup_words(recipe.train.steps, recipe.optim.warmup_steps))
     if feedback.reuse != recipe.feedback.reuse:
         run.notices.append("activation checkpointing of this trunk drops its cache: every pass reads whole rows, without prefix reuse")
     if last:
