@@ -29,5 +29,5 @@ install: .venv/.installed
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $@ .venv/.installed
 
-clean:
-	rm -rf .venv runs
+clean:  # what `install` can make again; never runs/, which it can't
+	rm -rf .venv

@@ -126,7 +126,7 @@ def test_files_that_are_no_recipes(tmp_path, text, expected):
 
 def test_unreadable_files(tmp_path, monkeypatch):
     assert problem(tmp_path / "none.yaml") == "no such recipe file"
-    assert problem(tmp_path) == "no such recipe file"
+    assert problem(tmp_path) == "a folder without a recipe.yaml: give a recipe file or a run folder"
     binary = tmp_path / "b.yaml"
     binary.write_bytes(b"\xff\xfe\x00\x80")
     assert problem(binary).startswith("not readable as yaml")

@@ -15,7 +15,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # What each part may import, besides itself. A part that is missing here (the command line) may import everything and is imported by none.
 BELOW: dict[str, set[str]] = {
     "strict": set(),
-    "config": {"strict"},
+    "shipped": set(),
+    "config": {"strict", "shipped"},
     "files": set(),
     "presets": {"config"},
     "trunk": {"config"},
@@ -33,7 +34,7 @@ BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}
 BELOW["probe"] = {"decode", "data", "feedback", "trunk", "config"}
 BELOW["costs"] = {"config"}
 BELOW["plots"] = {"train", "evaluate", "config", "files"}  # reads run folders; never a model
-BELOW["experiments"] = BELOW["train"] | {"train", "diagnose", "probe", "costs", "plots", "strict"}
+BELOW["experiments"] = BELOW["train"] | {"train", "diagnose", "probe", "costs", "plots", "strict", "shipped"}
 HEAVY = ["transformers", "vllm", "lm_eval", "matplotlib", "datasets", "pandas", "pyarrow", "tiktoken", "wandb", "tensorboard", "sklearn"]
 ALONE = SOURCE / "evaluate" / "sandbox" / "inside"  # mounted without the package around it, so it imports its own files relatively
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from fullband.shipped import find_recipe
 from fullband.strict import Place, Places, Strict, parse
 
 FusionName = Literal["gated", "concat", "add", "residual"]
@@ -352,19 +354,19 @@ class Recipe(Strict):
 
 
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """Read a yaml recipe and apply `a.b=c` overrides.
+    """Read a yaml recipe and apply `a.b=c` overrides. `path` is a file, a run folder, whose recipe runs there, or a shipped recipe's name.
 
     Raises ValueError, in one line that names the file and the key, for anything wrong with it.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: no such recipe file")
+    named, path = Path(os.path.expanduser(path)), find_recipe(path)
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ValueError(f"{path}: not readable as yaml: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: a recipe is a mapping of keys; this file holds {'nothing' if raw is None else type(raw).__name__}")
+    if named.is_dir():  # it may have been moved since, or be named from another folder
+        raw["output"] = str(named)
     for override in overrides:
         _apply_override(raw, override)
     return parse(Recipe, raw, str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -27,6 +28,7 @@ def load_model(
     Only what is needed is imported: transformers for Hugging Face trunks alone. Raises ValueError in one line for anything else, and for
     weights that are missing, damaged or of another shape.
     """
+    folder = os.path.expanduser(folder)
     place = Path(folder)
     if plain and not place.is_dir():
         return _load_plain(folder, device, dtype)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,7 @@ def not_ours(folder: Path, config: dict[str, Any]) -> ValueError:
     kind = config.get("model_type")
     if not kind:
         return ValueError(f"{folder / CONFIG}: not a fullband model")
-    convert = f"convert it first: fullband convert {folder} -o DIR"
+    convert = f"convert it first: fullband convert {shlex.quote(str(folder))} -o DIR"
     return ValueError(f"{folder / CONFIG}: a plain '{kind}' checkpoint, without a fusion; {convert}")
 
 
@@ -138,7 +140,7 @@ def is_converted(folder: Path) -> bool:
 
 def resolve_model_folder(folder: str | Path) -> Path:
     """`folder` if it is a model, else the newest checkpoint of the run it holds. Raises ValueError if it is neither."""
-    folder = Path(folder)
+    folder = Path(os.path.expanduser(folder))
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such model folder")
     if (folder / CONFIG).is_file():

@@ -140,3 +140,14 @@ def test_a_proxy_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub.can_connect("https://hub.invalid")
     listening.close()
     assert not hub.can_connect("https://hub.invalid")
+
+
+def test_a_run_folder_is_its_newest_checkpoint(source: Path, tmp_path: Path) -> None:
+    """A run that trained a converted model: `convert` refuses it in words, `detach` takes it."""
+    run = tmp_path / "run"
+    conversion.convert(source, run / "checkpoints" / "step-00000001")
+    (run / "checkpoints" / "last.json").write_text(json.dumps({"checkpoint": "step-00000001"}))
+    lm = conversion.detach_folder(run, tmp_path / "plain")
+    assert lm.config.model_type == "llama" and load_tokenizer(run).vocab_size == 259
+    assert load_file(tmp_path / "plain" / "model.safetensors").keys() == load_file(source / "model.safetensors").keys()
+    assert "is a full-bandwidth model already" in refusal(run)

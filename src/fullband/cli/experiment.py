@@ -37,8 +37,8 @@ EXAMPLES = """Examples:
 
 
 def experiment(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment of recipes/experiments, or a yaml file.")] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="List the experiments of recipes/experiments.")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of --list, or a yaml file.")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the experiments that come with the package.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and what it is expected to cost; write nothing.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Run nothing: write the results of the jobs that are finished.")] = False,
     seeds: Annotated[str | None, typer.Option(metavar="N,…", help="Run and report these seeds; default: the experiment's own.")] = None,
@@ -159,7 +159,7 @@ def print_list(console: Console, listed: list[Experiment]) -> None:
     made = table(["name", "what it asks", "cells", "seeds"], words=2)
     for found in listed:
         made.add_row(found.name, found.title, str(len(found.cells)), ", ".join(map(str, found.seeds)))
-    print_table(console, "Experiments in recipes/experiments", made, "Run one with: fullband experiment NAME")
+    print_table(console, "Experiments", made, "Run one with: fullband experiment NAME")
 
 
 def job_plan(experiment: Experiment, job: Job) -> dict[str, Any]:

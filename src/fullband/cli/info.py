@@ -29,10 +29,11 @@ def info(
 
     Parameters by part, FLOPs per token and pass, memory, and the compute of a schedule. Nothing is run.
     """
+    from fullband import shipped
     from fullband.cli.console import output, print_json
     from fullband.presets import TRUNKS
 
-    is_recipe = target not in TRUNKS and (Path(target).is_file() or Path(target).suffix in (".yaml", ".yml"))
+    is_recipe = target not in TRUNKS and not Path(target).is_dir() and (shipped.is_recipe(target) or target.endswith((".yaml", ".yml")))
     if overrides and not is_recipe:
         raise ValueError(f"--set changes the keys of a recipe, and {target} is none")
     if target in TRUNKS:

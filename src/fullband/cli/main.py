@@ -26,6 +26,7 @@ from fullband.cli import (
     train,
 )
 from fullband.cli.errors import OneLineErrors
+from fullband.cli.paths import at_home
 
 app = typer.Typer(
     name="fullband",
@@ -35,7 +36,7 @@ app = typer.Typer(
 
 \b
   fullband quickstart                      what latent feedback does, in two to three minutes
-  fullband train recipes/tiny-text.yaml    train a model on real text
+  fullband train tiny-text                 train a model on real text
   fullband COMMAND --help                  options and examples of a command
 """,
     no_args_is_help=True,
@@ -43,22 +44,22 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help keeps the examples' lines, and errors stay short
     pretty_exceptions_enable=False,
 )
-app.command("quickstart", epilog=quickstart.EXAMPLES)(quickstart.quickstart)
-app.command("train", epilog=train.EXAMPLES)(train.train)
-app.command("compare-runs", epilog=compare_runs.EXAMPLES)(compare_runs.compare_runs)
-app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
-app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
-app.command("lm-eval", epilog=lm_eval.EXAMPLES, context_settings=lm_eval.PASSED_ON)(lm_eval.lm_eval)
-app.command("evaluate-loss", epilog=evaluate_loss.EXAMPLES)(evaluate_loss.evaluate_loss)
-app.command("diagnose", epilog=diagnose.EXAMPLES)(diagnose.diagnose)
-app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
-app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
-app.command("detach", epilog=detach.EXAMPLES)(detach.detach)
-app.command("info", epilog=info.EXAMPLES)(info.info)
-app.command("probe", epilog=probe.EXAMPLES)(probe.probe)
-app.command("plot", epilog=plot.EXAMPLES)(plot.plot)
-app.command("experiment", epilog=experiment.EXAMPLES)(experiment.experiment)
+app.command("quickstart", epilog=quickstart.EXAMPLES)(at_home(quickstart.quickstart))
+app.command("train", epilog=train.EXAMPLES)(at_home(train.train))
+app.command("compare-runs", epilog=compare_runs.EXAMPLES)(at_home(compare_runs.compare_runs))
+app.command("generate", epilog=generate.EXAMPLES)(at_home(generate.generate))
+app.command("evaluate", epilog=evaluate.EXAMPLES)(at_home(evaluate.evaluate))
+app.command("compare", epilog=compare.EXAMPLES)(at_home(compare.compare))
+app.command("lm-eval", epilog=lm_eval.EXAMPLES, context_settings=lm_eval.PASSED_ON)(at_home(lm_eval.lm_eval))
+app.command("evaluate-loss", epilog=evaluate_loss.EXAMPLES)(at_home(evaluate_loss.evaluate_loss))
+app.command("diagnose", epilog=diagnose.EXAMPLES)(at_home(diagnose.diagnose))
+app.command("chat", epilog=chat.EXAMPLES)(at_home(chat.chat))
+app.command("convert", epilog=convert.EXAMPLES)(at_home(convert.convert))
+app.command("detach", epilog=detach.EXAMPLES)(at_home(detach.detach))
+app.command("info", epilog=info.EXAMPLES)(at_home(info.info))
+app.command("probe", epilog=probe.EXAMPLES)(at_home(probe.probe))
+app.command("plot", epilog=plot.EXAMPLES)(at_home(plot.plot))
+app.command("experiment", epilog=experiment.EXAMPLES)(at_home(experiment.experiment))
 
 
 def print_version(wanted: bool) -> None:

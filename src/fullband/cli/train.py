@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 EXAMPLES = """Examples:
 
 \b
-  fullband train recipes/tiny-text.yaml
+  fullband train tiny-text
   fullband train recipes/tiny-text.yaml --set train.steps=200 --set output=runs/trial --dry-run
-  fullband train recipes/tiny-text.yaml --resume      after Ctrl-C, SIGTERM or a kill
+  fullband train runs/tiny-text --resume              after Ctrl-C, SIGTERM or a kill
 """
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A yaml recipe; see recipes/.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A yaml recipe, a shipped one's name, or a run folder.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, a.b=c; may be repeated.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the recipe's folder from its last checkpoint.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print groups, schedule and cost, write nothing.")] = False,
@@ -150,4 +150,4 @@ def print_summary(console: Any, result: RunResult) -> None:
             f"feedback since step {milestones.switch_on_step}: switch-on shock {milestones.shock:+.3f} nats, crossover: {crossover}"
         )
     if result.signal is None:
-        console.print(f"model: {result.checkpoint}\ntry: fullband evaluate-loss {result.folder}", soft_wrap=True)
+        console.print(f"model: {result.checkpoint}\ntry: {shlex.join(['fullband', 'evaluate-loss', str(result.folder)])}", soft_wrap=True)

@@ -17,7 +17,7 @@ from fullband.data.chat_template import TEMPLATE_FILE
 from fullband.data.loader import SourceLoader
 from fullband.data.stream import ItemStream, NoDocumentsError
 from fullband.data.tasks import Split
-from fullband.data.tokenizers import Tokenizer
+from fullband.data.tokenizers import Tokenizer, newest_of
 from fullband.files import write_bytes
 
 COUNTED = 256  # conversations that are looked at for answers that are too long
@@ -124,5 +124,5 @@ class ChatLoader(SourceLoader):
 
 def _folder_of(tokenizer: str) -> Path | None:
     """Where a tokenizer's own template would be."""
-    path = Path(tokenizer)
+    path = newest_of(Path(tokenizer))
     return path if path.is_dir() else path.parent if path.is_file() else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -180,14 +181,15 @@ class TaskTokenizer(Tokenizer):
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """A tokenizer by name ("bytes", "program", "tiktoken:cl100k_base") or path (tokenizer.json, its folder, or a model folder).
+    """A tokenizer by name ("bytes", "program", "tiktoken:cl100k_base") or path (tokenizer.json, its folder, a model folder or a run's).
 
     Raises ValueError for a name or path that isn't one, and for files that can't be read.
     """
     from fullband.data import subword
     from fullband.data.program_tokenizer import ProgramTokenizer
 
-    text, path = str(name), Path(name)
+    text = os.path.expanduser(name)
+    path = newest_of(Path(text))
     if text == "bytes":
         return ByteTokenizer()
     if text == "program":
@@ -203,6 +205,16 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     if path.is_dir():
         raise ValueError(f"{path}: no tokenizer in this folder (neither {SAVED_AS} nor tokenizer.json)")
     raise ValueError(f"{text}: no such tokenizer; give bytes, program, tiktoken:NAME, or the path of a tokenizer.json or of its folder")
+
+
+def newest_of(folder: Path) -> Path:
+    """The newest checkpoint of a run folder; of anything else, itself."""
+    pointer = folder / "checkpoints" / "last.json"
+    if not pointer.is_file():
+        return folder
+    newest = _read_json(pointer)
+    named = isinstance(newest, dict) and isinstance(newest.get("checkpoint"), str)
+    return pointer.parent / newest["checkpoint"] if named else folder
 
 
 def _described(description: dict[str, Any], folder: Path) -> Tokenizer:

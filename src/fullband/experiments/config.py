@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -12,9 +13,9 @@ from pydantic import Field, field_validator, model_validator
 from fullband.config import Control, FeedbackPasses
 from fullband.probe.examples import TASKS, Task
 from fullband.probe.reading import PREFILLS
+from fullband.shipped import shipped_recipes
 from fullband.strict import Strict, parse
 
-FOLDER = Path("recipes") / "experiments"
 OWN = ("name", "seed", "output")  # keys of a recipe that the experiment sets
 NAME = r"^[a-z0-9][a-z0-9-]*$"
 
@@ -156,16 +157,23 @@ def _read_mapping(path: Path, what: str) -> dict[str, Any]:
     return raw
 
 
-def list_experiments(folder: Path = FOLDER) -> list[Path]:
-    """The yaml files of `folder`. Raises ValueError if there is no such folder."""
+def shipped_experiments() -> Path:
+    return shipped_recipes() / "experiments"
+
+
+def list_experiments(folder: Path | None = None) -> list[Path]:
+    """The yaml files of `folder`, by default of those that come with the package. Raises ValueError if there is no such folder."""
+    folder = folder or shipped_experiments()
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; run this where the repository's recipes/ are, or name a yaml file")
+        raise ValueError(f"{folder}: no such folder of experiments; name a yaml file")
     return sorted(folder.glob("*.yaml"))
 
 
-def find_experiment(name: str, folder: Path = FOLDER) -> Path:
+def find_experiment(name: str, folder: Path | None = None) -> Path:
     """The file of an experiment, named or given as a path. Raises ValueError naming the nearest one if there is none."""
-    if name.endswith(".yaml"):
+    folder = folder or shipped_experiments()
+    if name.endswith((".yaml", ".yml")):
+        name = os.path.expanduser(name)
         if not Path(name).is_file():
             raise ValueError(f"{name}: no such file")
         return Path(name)

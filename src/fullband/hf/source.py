@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fullband.data.subword import HuggingFaceTokenizer
-from fullband.model import CONFIG, read_json_config
+from fullband.model import CONFIG, read_json_config, resolve_model_folder
 
 CARD, TOKENIZER = "README.md", "tokenizer.json"
 TOKENIZER_FILES = (
@@ -54,13 +54,16 @@ class Source:
 
 
 def find_source(name: str | Path) -> Source:
-    """The checkpoint of this name. Raises ValueError in one line if there is none, here or on the hub."""
+    """The checkpoint of this name, of a run folder its newest. Raises ValueError in one line if there is none, here or on the hub."""
     text = os.path.expanduser(name)
     folder, hub_id = Path(text), None
     if not folder.is_dir():
         if os.path.lexists(folder) or not _HUB_ID.fullmatch(text):
             raise ValueError(f"{text}: no such model folder")
         folder, hub_id = _snapshot(text), text
+    elif not (folder / CONFIG).is_file() and (folder / "checkpoints").is_dir():
+        folder = resolve_model_folder(folder)
+        text = str(folder)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{text}: not a model folder (it has no {CONFIG})")
     config = read_json_config(folder)
