@@ -20,6 +20,7 @@ from fullband.decode.modes import Mode, resolve_mode
 from fullband.decode.prefill import prefill, prefill_with_states
 from fullband.feedback.passes import FeedbackModel, check_length, fused_pass
 from fullband.feedback.state import DecodeState
+from fullband.trunk.pointwise import lengths
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def read_ahead(model: FeedbackModel, state: DecodeState, tokens_BS: Tensor, mode
             plain_BT=plain_1S if exact == 1 else None,
         )
         if exact > 1:
-            change = (states - previous).norm(dim=-1) / states.norm(dim=-1)
+            change = lengths(states - previous) / lengths(states)
         yield Ahead(states, change.masked_fill(offsets_S < exact, 0), cache)
         previous = states
 

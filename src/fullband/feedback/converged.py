@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fullband.config import FeedbackPasses
 from fullband.feedback.passes import FeedbackModel, fused_pass
+from fullband.trunk.pointwise import lengths
 
 WINDOW = 64  # positions in a row's window
 MAX_PASSES = 16  # passes a position may take before its row is read exactly
@@ -55,7 +56,7 @@ class _Rows:
         self.known_BT = torch.zeros(batch, length, dtype=torch.bool, device=device)  # carried_BTD[t] holds a state
         self.passes_BT = torch.zeros(batch, length, dtype=torch.long, device=device)
         self.states_BTD = torch.zeros_like(like_BTD)
-        self.residual_B = torch.zeros(batch, dtype=like_BTD.dtype, device=device)
+        self.residual_B = torch.zeros(batch, dtype=torch.promote_types(like_BTD.dtype, torch.float32), device=device)
         self.exact_from_B = torch.full((batch,), -1, device=device)
 
     @property
@@ -96,7 +97,7 @@ class _Rows:
     def _change(self, states_BSD: Tensor, start: int, stop: int) -> Tensor:
         """Relative change since the pass before; infinite where there was none."""
         before = self.carried_BTD[:, start:stop]
-        change = (states_BSD - before).norm(dim=-1) / states_BSD.norm(dim=-1)
+        change = lengths(states_BSD - before) / lengths(states_BSD)
         return change.masked_fill(~self.known_BT[:, start:stop], float("inf"))
 
 

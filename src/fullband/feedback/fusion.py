@@ -81,12 +81,15 @@ class Residual(Gated):
         return embedding + super().combine(embedding, carried)
 
     def normalise(self, fused: Tensor, embedding: Tensor, input_norm: Callable[[Tensor], Tensor]) -> Tensor:
-        """To the embedding's own root mean square, position by position: while W_U is zero, the fused input is e itself."""
+        """To the embedding's own root mean square, position by position: while W_U is zero, the fused input is e itself.
+
+        In at least float32: in float16 squares overflow from 256 on, and vanish below 0.0002."""
+        precise = torch.promote_types(fused.dtype, torch.float32)
 
         def mean_square(x: Tensor) -> Tensor:
-            return x.square().mean(-1, keepdim=True) + 1e-12
+            return x.to(precise).square().mean(-1, keepdim=True) + 1e-12
 
-        return fused * torch.sqrt(mean_square(embedding) / mean_square(fused))
+        return (fused.to(precise) * torch.sqrt(mean_square(embedding) / mean_square(fused))).to(fused.dtype)
 
 
 FUSIONS: dict[str, type[Fusion]] = {"gated": Gated, "concat": Concat, "add": Add, "residual": Residual}

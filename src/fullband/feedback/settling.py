@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fullband.feedback.passes import FeedbackModel, iterate_passes
+from fullband.trunk.pointwise import lengths
 
 FLOOR = 1e-5  # relative change below which rounding, not the map, decides
 REST = 2  # passes that a state must rest at the end to have settled: after one it may move on
@@ -66,7 +67,7 @@ def measure_settling(
     changes = Changes(int(ahead_BT.sum()), passes - 1, rounding(previous.dtype), previous.device)
     medians, p99 = [], []
     for states in readings:
-        relative_N = ((states - previous).norm(dim=-1).float() / state_norms(states))[ahead_BT]
+        relative_N = (lengths(states - previous).float() / state_norms(states))[ahead_BT]
         changes.add(relative_N)
         medians.append(quantile(relative_N, 0.5))
         p99.append(quantile(relative_N, 0.99))
@@ -142,7 +143,7 @@ def rounding(dtype: torch.dtype) -> float:
 
 def state_norms(states_BTD: Tensor) -> Tensor:
     """‖h‖ [B, T], never 0: a relative change of nothing is nothing."""
-    return states_BTD.norm(dim=-1).float().clamp(min=torch.finfo(torch.float32).tiny)
+    return lengths(states_BTD).float().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def quantile(values_N: Tensor, share: float) -> float:

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from fullband.data.batch import IGNORE
+from fullband.hf.inputs import refuse_auxiliary_loss, refuse_ignored
 from fullband.hf.reading import read_as_generated, read_text
 from fullband.hf.training import token_objective
 
@@ -48,8 +49,10 @@ class Backbone:
             self._states = None
 
     def __call__(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None, **_: Any
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None, **others: Any
     ) -> BaseModelOutputWithPast:
+        """Raises ValueError for arguments that would be ignored (`hf.inputs`)."""
+        refuse_ignored(self._model.trunk, others, packed=position_ids is not None)
         if self._states is not None:
             return BaseModelOutputWithPast(last_hidden_state=self._states)
         passes = self._model.config.feedback_passes
@@ -83,6 +86,7 @@ def _with_passes(model: FullBandForCausalLM, forward: Callable[..., Any], args: 
         return forward(*args, **kwargs)
     given = dict(zip(("input_ids", "attention_mask", "position_ids"), args, strict=False)) | kwargs
     tokens, mask, positions = (given.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
+    refuse_auxiliary_loss(model.trunk)
     if tokens is None:
         return forward(*args, **kwargs)
     if model.config.score_as_generated:

@@ -18,6 +18,7 @@ from fullband.hf.checkpoint import SavedModel
 from fullband.hf.config import FullBandConfig
 from fullband.hf.fused_head import Backbone, keep_passes
 from fullband.hf.generation import FeedbackGeneration, PromptReading
+from fullband.hf.inputs import refuse_auxiliary_loss, refuse_ignored
 from fullband.hf.progress import TrainingProgress
 from fullband.hf.reading import read_as_generated, read_text
 from fullband.hf.rows import describe_rows, shifted_targets
@@ -25,8 +26,6 @@ from fullband.hf.training import training_forward
 from fullband.hf.versions import CACHE
 from fullband.trunk.decoder import Decoder
 from fullband.trunk.huggingface import HuggingFaceTrunk
-
-NOT_GIVEN = "not given out when reading with latent feedback; feedback_passes=0 gives the source's"
 
 
 class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
@@ -117,61 +116,55 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         In training with labels: Eq. 12 (`training_forward`). With a `FeedbackCache`: its first call reads prompts (only their last
         positions have logits), later ones generated tokens. Else the texts are read with `config.feedback_passes`; with 0 a Hugging Face
         trunk is the source model itself, with all its arguments. `config.score_as_generated` reads texts without labels as `generate`
-        makes them.
+        makes them. Arguments that say something and would be ignored with feedback are refused by name (`hf.inputs`).
 
         attention_mask   [B, T], 0 = padding on either side; with 0 passes, whatever the source takes
-        position_ids     [B, T]; with feedback passes, every 0 starts a document
+        position_ids     [B, T]; with feedback passes, every 0 starts a document; with a `FeedbackCache` positions are counted from the mask
         logits_to_keep   only the last n positions' logits, or those of the given indices; 0 = all
         prompt_reading   `generate`'s own, without a cache
         Raises ValueError in one sentence for what does not go together.
         """
         cache = cache if cache is not None else past_key_values
         keep_all = return_dict is None or return_dict
-        if isinstance(cache, FeedbackCache) or prompt_reading is not None:
-            output = self._decode(self._tokens(input_ids, inputs_embeds), attention_mask, cache, prompt_reading, logits_to_keep)
-        elif self.training and labels is not None:
-            tokens_BT = self._tokens(input_ids, inputs_embeds)
+        decodes = isinstance(cache, FeedbackCache) or prompt_reading is not None
+        trains = not decodes and self.training and labels is not None
+        generated = not decodes and labels is None and self.config.score_as_generated
+        if not (decodes or trains or generated or self.config.feedback_passes) and isinstance(self.trunk, HuggingFaceTrunk):
+            given: dict[str, Any] = {
+                "attention_mask": attention_mask,
+                "position_ids": position_ids,
+                "inputs_embeds": inputs_embeds,
+                CACHE: cache,
+            }
+            given |= {"labels": labels, "use_cache": use_cache, "num_items_in_batch": num_items_in_batch, **kwargs}
+            return self._plain(input_ids, given | {"logits_to_keep": logits_to_keep, "return_dict": keep_all})
+        caches = {"labels": labels} if decodes else {"cache": cache, "use_cache": use_cache}
+        refuse_ignored(self.trunk, kwargs | caches, packed=position_ids is not None)
+        tokens_BT = self._tokens(input_ids, inputs_embeds)
+        if labels is not None:
+            refuse_auxiliary_loss(self.trunk)
+        if decodes:
+            output = self._decode(tokens_BT, attention_mask, cache, prompt_reading, logits_to_keep)
+        elif trains:
             output = training_forward(self, tokens_BT, attention_mask, position_ids, labels, num_items_in_batch, logits_to_keep)
-        elif labels is None and self.config.score_as_generated:
-            tokens_BT = self._tokens(input_ids, inputs_embeds)
-            states_BTD = read_as_generated(self, tokens_BT, logits_to_keep, attention_mask, position_ids)
-            output = CausalLMOutputWithPast(logits=self.logits(_kept(states_BTD, logits_to_keep)))
-        elif not self.config.feedback_passes and isinstance(self.trunk, HuggingFaceTrunk):
-            self._warn_of_plain_scores()
-            self._warn_of_plain_training(labels)
-            arguments = dict(kwargs, labels=labels, use_cache=use_cache, logits_to_keep=logits_to_keep, return_dict=keep_all)
-            if num_items_in_batch is not None:
-                arguments["num_items_in_batch"] = num_items_in_batch
-            arguments |= {"attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds, CACHE: cache}
-            return self.trunk.lm(input_ids, **{name: value for name, value in arguments.items() if value is not None})
         else:
-            output = self._read(input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache, logits_to_keep, kwargs)
+            if generated:
+                states_BTD = read_as_generated(self, tokens_BT, logits_to_keep, attention_mask, position_ids)
+            else:
+                if not self.config.feedback_passes:
+                    self._warn_of_plain_scores()
+                states_BTD = read_text(self, tokens_BT, self.config.feedback_passes, attention_mask, position_ids)
+            output = CausalLMOutputWithPast(logits=self.logits(_kept(states_BTD, logits_to_keep)))
             if labels is not None:
                 output.loss = self._loss(output["logits"], labels, attention_mask, position_ids, num_items_in_batch, logits_to_keep)
         return output if keep_all else output.to_tuple()
 
-    def _read(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        cache: TransformersCache | None,
-        inputs_embeds: Tensor | None,
-        use_cache: bool | None,
-        logits_to_keep: int | Tensor,
-        asked: dict[str, Any],
-    ) -> CausalLMOutputWithPast:
-        passes = self.config.feedback_passes
-        for name in ("output_hidden_states", "output_attentions"):
-            if asked.get(name):
-                raise ValueError(f"{name}: {NOT_GIVEN if passes else 'fullband.diagnose records those of an App. A decoder'}")
-        if cache is not None or use_cache:
-            raise ValueError("use_cache: a text is read whole; to go on from it, give forward(cache=) an empty fullband.hf.FeedbackCache")
-        tokens_BT = self._tokens(input_ids, inputs_embeds)
-        if not passes:
-            self._warn_of_plain_scores()
-        states_BTD = read_text(self, tokens_BT, passes, attention_mask, position_ids)
-        return CausalLMOutputWithPast(logits=self.logits(_kept(states_BTD, logits_to_keep)))
+    def _plain(self, input_ids: Tensor | None, given: dict[str, Any]) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """The source model itself, with all its arguments."""
+        self._warn_of_plain_scores()
+        self._warn_of_plain_training(given["labels"])
+        source: Any = self._source("arguments of the source")
+        return source(input_ids, **{name: value for name, value in given.items() if value is not None})
 
     def _loss(
         self,
@@ -209,7 +202,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         return CausalLMOutputWithPast(logits=self.logits(_kept(states_BTD, logits_to_keep)), **handed_on)
 
     def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        if input_ids is None:
+        if input_ids is None or inputs_embeds is not None:
             where = "" if inputs_embeds is None else "; inputs_embeds are for a Hugging Face trunk with feedback_passes=0"
             raise ValueError(f"input_ids are needed: the fusion mixes each token's embedding with the state before it{where}")
         return input_ids

@@ -77,6 +77,11 @@ def _rms_norm_gradients(x: Tensor, weight: Tensor, eps: float, gradient: Tensor)
     return to_x, (gradient * normed).reshape(-1, x.shape[-1]).sum(0)
 
 
+def lengths(x: Tensor) -> Tensor:
+    """Euclidean norms over the last dimension, in at least float32: float16 overflows at 65,504, bfloat16 has two digits."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
 def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns the two halves (a, b) of every head by the position's angles: (a cos - b sin, b cos + a sin).
 

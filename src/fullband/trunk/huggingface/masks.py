@@ -13,8 +13,9 @@ from fullband.trunk.huggingface.layers import AttentionPast
 
 def is_packed(documents_BS: Tensor) -> bool:
     """Whether a row holds more than one document besides padding (-1)."""
-    before, after = documents_BS[:, :-1], documents_BS[:, 1:]
-    return bool(((before != after) & (before >= 0) & (after >= 0)).any())
+    held_BS = documents_BS >= 0
+    first_B1 = documents_BS.masked_fill(~held_BS, torch.iinfo(documents_BS.dtype).max).amin(dim=1, keepdim=True)
+    return bool((held_BS & (documents_BS != first_B1)).any())
 
 
 def document_masks(
