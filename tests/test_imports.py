@@ -15,6 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # What each part may import, besides itself. A part that is missing here (the command line) may import everything and is imported by none.
 BELOW: dict[str, set[str]] = {
     "strict": set(),
+    "amounts": set(),
     "shipped": set(),
     "config": {"strict", "shipped"},
     "files": set(),
@@ -27,7 +28,7 @@ BELOW: dict[str, set[str]] = {
     "decode": {"feedback", "trunk", "model", "data", "config"},
 }
 BELOW["evaluate"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files", "hf", "loading"}
-BELOW["train"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading"}
+BELOW["train"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "amounts"}
 BELOW["hf"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files"}
 BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}

@@ -9,13 +9,13 @@ import torch
 from rich.console import Console
 
 from cli.commands import RECIPE
-from fullband.cli import amounts
-from fullband.cli.progress import TrainingProgress, Work
+from fullband import amounts
 from fullband.cli.reading import ProgressLines, reading_progress
 from fullband.config import Recipe
 from fullband.feedback.converged import positions_to_read
 from fullband.feedback.passes import read
 from fullband.train import train
+from fullband.train.progress import TrainingProgress, Work
 from fullband.train.run import prepare
 
 
@@ -35,6 +35,39 @@ def test_a_bar_in_a_terminal(tmp_path) -> None:
     text = written(console)
     assert "20/20" in text and "tokens/s" in text and "token-equivalent" in text and "left" in text
     assert "switched on" in text and "step 20  validation loss by feedback passes" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_a_narrow_bar_keeps_the_step_and_the_time_left(tmp_path, width: int) -> None:
+    console = terminal()
+    console.width = width
+    recipe = RECIPE | {"output": str(tmp_path), "evaluation": {"rows": 0}}
+    with TrainingProgress(console) as progress:
+        train(Recipe.model_validate(recipe), watcher=progress)
+        shown = progress.bar
+    assert shown is not None
+    text = str(shown.tasks[0].description)
+    assert text.startswith("0s left") and "20/20" in written(console)
+    assert "…" not in written(console)
+    frames = [line for line in written(console).replace("\r", "\n").splitlines() if "20/20" in line]
+    assert all("left" in line for line in frames) and ("loss" in text) == (width > 40 or len(text) > 8)
+
+
+def test_training_in_python_shows_progress_where_somebody_looks(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = RECIPE | {"evaluation": {"rows": 0}}
+    shown = io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    train(Recipe.model_validate(recipe | {"output": str(tmp_path / "quiet")}))
+    assert shown.getvalue() == ""
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    train(Recipe.model_validate(recipe | {"output": str(tmp_path / "terminal")}))
+    assert "20/20" in shown.getvalue() and "left" in shown.getvalue()
+    notebook: list[str] = []
+    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: notebook.append(text))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    train(Recipe.model_validate(recipe | {"output": str(tmp_path / "notebook")}))
+    assert "step 20/20" in "".join(notebook)
 
 
 def test_lines_elsewhere(tmp_path) -> None:

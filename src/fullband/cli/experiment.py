@@ -15,9 +15,9 @@ RUNS = Path("runs/experiments")
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fullband.cli.progress import TrainingProgress
     from fullband.experiments import Experiment, Job
     from fullband.model import FullBandModel
+    from fullband.train.progress import TrainingProgress
 
 EXAMPLES = """Examples:
 
@@ -112,9 +112,9 @@ def run_jobs(console: Console, experiment: Experiment, jobs: list[Job], command:
 
     A job that another process has in hand is passed over, and asked for again behind the others, in case that process was stopped.
     """
-    from fullband.cli.progress import TrainingProgress
     from fullband.experiments.run import StoppedError, run_job, state_of
     from fullband.files import InUseError
+    from fullband.train.progress import TrainingProgress
 
     states = [state_of(experiment, job) for job in jobs]  # all are checked before the first one trains
     waiting = [(number, job) for number, (job, state) in enumerate(zip(jobs, states, strict=True), start=1) if state.word != "finished"]

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fullband.cli.amounts import mixture, percent, short, size
+from fullband.cli.fitting import fitted
 
 PARTS = {
     "embedding": "embedding (and head)",
@@ -29,9 +30,10 @@ def table(columns: list[str], words: int = 1) -> Table:
 
 
 def print_table(console: Console, title: str, made: Table, note: str = "") -> None:
-    """Title and note are as wide as the terminal, whatever the table's width."""
+    """Title and note are as wide as the terminal, whatever the table's width; the table is made to fit it."""
     console.print(title, style="bold")
-    console.print(made)
+    for part in fitted(made, console.width):
+        console.print(part)
     if note:
         console.print(f"{note}\n")
 

@@ -42,8 +42,8 @@ def train(
         print_json(plan) if as_json else print_plan(output(), loaded.name, plan)
         return
 
-    from fullband.cli.progress import TrainingProgress
     from fullband.train import train as run
+    from fullband.train.progress import TrainingProgress
 
     with TrainingProgress(messages()) as progress:
         result = run(loaded, resume, progress)

@@ -18,6 +18,7 @@ from fullband.optim.groups import describe_groups, is_fusion
 from fullband.train.evaluation import validation_losses
 from fullband.train.metrics import Tracker, open_trackers
 from fullband.train.milestones import Milestones
+from fullband.train.progress import shown_progress
 from fullband.train.run import Run, folder_of, prepare
 from fullband.train.step import StepReport, accumulate_gradients, single_document
 from fullband.train.stop import StopRequest, stop_signals
@@ -56,6 +57,8 @@ class DivergedError(ValueError):
 def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) -> RunResult:
     """Train a recipe to its end, a signal, or a non-finite loss.
 
+    watcher   None = progress on stderr, if that is a terminal or a notebook
+
     Raises ValueError for a recipe that does not fit or a run that another process is training, and DivergedError, which names the
     step, for a loss that is not finite.
     """
@@ -67,6 +70,8 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
         run = prepare(recipe, resume)
         if not begun:
             held.enter_context(alone_in(folder))
+        if watcher is None and (progress := shown_progress()):
+            watcher = held.enter_context(progress)
         return _train(run, watcher)
 
 

@@ -1,4 +1,4 @@
-"""Progress of training on stderr: a bar in a terminal, a line now and then elsewhere."""
+"""Progress of training on stderr: a bar in a terminal, a line now and then elsewhere, such as in a notebook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from fullband.cli.amounts import duration, short
+from fullband.amounts import duration, short
 from fullband.costs import executed_positions, schedule_spans
 from fullband.train.run import Run
 
@@ -58,22 +58,23 @@ class TrainingProgress:
         if run.step >= run.recipe.train.steps:
             self.console.print("the run is complete: nothing is left to do")
         elif self.console.is_interactive:
-            columns = [TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20), TextColumn("{task.description}")]
-            self.bar = Progress(*columns, console=self.console)
+            shown = (TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=self._bar_width()), TextColumn("{task.description}"))
+            self.bar = Progress(*shown, console=self.console)
             self.task = self.bar.add_task("", total=run.recipe.train.steps, completed=run.step)
             self.bar.start()
 
     def stepped(self, run: Run, values: dict[str, Any]) -> None:
         self._average(values)
         self._milestones(run, values)
-        state = self._state(run, values)
         if self.bar:
-            self.bar.update(self.task, completed=run.step, description=state)
+            steps = len(str(run.recipe.train.steps))
+            room = self.console.width - len("step") - (2 * steps + 1) - self._bar_width() - 3  # and a space between columns
+            self.bar.update(self.task, completed=run.step, description=self._state(run, values, room))
             return
         now = time.perf_counter()
         if not self.last_line or now - self.last_line >= self.lines_every or run.step == run.recipe.train.steps:
             self.last_line = now
-            self.console.print(f"step {run.step}/{run.recipe.train.steps}  {state}", soft_wrap=True)
+            self.console.print(f"step {run.step}/{run.recipe.train.steps}  {self._state(run, values)}", soft_wrap=True)
 
     def evaluated(self, run: Run, losses: dict[str, float]) -> None:
         """One line of the validation table: loss by feedback passes, and the difference to none."""
@@ -97,12 +98,26 @@ class TrainingProgress:
             self._say(f"step {run.step}  crossover: the second pass is now below the first")
         self.known = {"shock": shock, "crossover": crossover}
 
-    def _state(self, run: Run, values: dict[str, Any]) -> str:
-        losses = "  ".join(f"{k}: {loss:.4f}" for k, loss in sorted(self.losses.items()))
-        return (
-            f"loss by pass  {losses}  {short(values['tokens_per_second'])} tokens/s  "
-            f"token-equivalent {short(values['token_equivalent_compute'])}  {self._time_left(run)} left"
-        )
+    def _state(self, run: Run, values: dict[str, Any], room: int = 1000) -> str:
+        """How the run stands in at most `room` characters, in all words first; what matters least goes first where there are too many.
+        The time left always stays."""
+        left = f"{self._time_left(run)} left"
+        losses = sorted(self.losses.items())
+        by_pass, shorter = ("  ".join(f"{k}: {loss:.{digits}f}" for k, loss in losses) for digits in (4, 2))
+        speed, spent = (short(values[key]) for key in ("tokens_per_second", "token_equivalent_compute"))
+        for parts in (
+            [f"loss by pass  {by_pass}", f"{speed} tokens/s", f"token-equivalent {spent}"],
+            [f"loss by pass  {by_pass}", f"{speed} tokens/s"],
+            [f"loss  {by_pass}"],
+            [f"loss  {shorter}"],
+            [f"loss {losses[-1][1]:.2f}" if losses else ""],
+        ):
+            if len(state := "  ".join([left, *parts])) <= room:
+                return state
+        return left
+
+    def _bar_width(self) -> int:
+        return min(20, max(4, self.console.width // 8))
 
     def _time_left(self, run: Run) -> str:
         remaining = self.work.remaining(run.step)
@@ -111,6 +126,12 @@ class TrainingProgress:
 
     def _say(self, line: str) -> None:
         (self.bar.console if self.bar else self.console).print(line, soft_wrap=True)
+
+
+def shown_progress() -> TrainingProgress | None:
+    """For a caller that asked for none: shown where somebody looks, at a terminal or a notebook."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    return TrainingProgress(console) if console.is_terminal or console.is_jupyter else None
 
 
 def difference(loss: float, plain: float | None) -> str:
