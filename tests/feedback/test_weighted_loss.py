@@ -71,3 +71,20 @@ def test_huge_logits_stay_finite(case):
     states, head, targets, weights = case
     objective, _ = weighted_loss(states * 1e4, head, targets, weights, 0.0, 6 * VOCABULARY)
     assert objective.isfinite() and all(g.isfinite().all() for g in torch.autograd.grad(objective, [states, head]))
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_float16_gradients_survive_a_small_weight_under_a_gradient_scaler(autocast):
+    """A scaled loss, as with GradScaler: of a step of 32,768 tokens, what a large vocabulary's softmax leaves is below float16."""
+    generator = torch.Generator().manual_seed(0)
+    states, head = torch.randn(64, 32, generator=generator), 0.3 * torch.randn(4096, 32, generator=generator)
+    targets, weights = torch.randint(4096, (64,), generator=generator), torch.full((64,), 1 / 32_768)
+
+    def gradients(dtype, scale):
+        parts = [part.to(torch.float32 if autocast else dtype).requires_grad_() for part in (states, head)]
+        with torch.autocast("cpu", dtype=torch.float16, enabled=autocast and dtype == torch.float16):
+            objective = weighted_loss(*parts, targets, weights, 0.0, 16 * 4096)[0]
+        return [gradient.double() / scale for gradient in torch.autograd.grad(objective * scale, parts)]
+
+    for found, wanted in zip(gradients(torch.float16, 65_536.0), gradients(torch.float32, 1.0), strict=True):
+        assert (found - wanted).norm() < 2e-3 * wanted.norm()

@@ -61,19 +61,27 @@ def weighted_loss(
     """(Σ weight · (cross-entropy + z_loss · log²Z), the detached cross-entropies [N]).
 
     The weights are known, so a chunk's gradient is made while its logits are still there: nothing is computed twice, and what is kept
-    for backward is the gradient, as large as states and head weight.
+    for backward is the gradient, as large as states and head weight. Not so in float16: there a gradient vanishes that is made before a
+    GradScaler's factor has come back to it, so it is made in backward.
     """
-    if torch.is_grad_enabled() and (states_ND.requires_grad or head_weight_VD.requires_grad):
+    differentiated = torch.is_grad_enabled() and (states_ND.requires_grad or head_weight_VD.requires_grad)
+    if differentiated and _compute_dtype(states_ND) != torch.float16:
         return _WeightedLoss.apply(states_ND, head_weight_VD, targets_N, weights_N, z_loss, chunk_logits)
     nll, square = token_losses(states_ND, head_weight_VD, targets_N, chunk_logits)
-    return ((nll + z_loss * square) * weights_N).sum(), nll
+    return ((nll + z_loss * square) * weights_N).sum(), nll.detach()
+
+
+def _compute_dtype(states: Tensor) -> torch.dtype:
+    """What the logits are made in: autocast's type where it is on."""
+    device = states.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
 
 
 class _WeightedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, head: Tensor, targets: Tensor, weights: Tensor, z_loss: float, chunk_logits: int) -> Any:
         device = states.device
-        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else states.dtype
+        dtype = _compute_dtype(states)
         precise = torch.promote_types(dtype, torch.float32)
         head_used = head.to(dtype)
         to_states = torch.empty_like(states, memory_format=torch.contiguous_format)
