@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
 from cli.commands import RECIPE
 from fullband import amounts
-from fullband.cli.reading import ProgressLines, reading_progress
+from fullband.cli.reading import Pace, ProgressLines, reading_progress
 from fullband.config import Recipe
 from fullband.feedback.converged import positions_to_read
 from fullband.feedback.passes import read
@@ -125,3 +127,35 @@ def test_amounts() -> None:
     assert [amounts.size(n) for n in (3 * 2**10, 96 * 2**20, 4.9 * 2**30)] == ["3 KiB", "96.0 MiB", "4.9 GiB"]
     assert [amounts.duration(n) for n in (7.6, 200, 7500, 273600)] == ["8s", "3m 20s", "2h 05m", "3d 04h"]
     assert amounts.mixture({1: 0.75, 2: 0.22, 3: 0.03}) == "75% one-pass, 22% two-pass, 3% three-pass"
+
+
+def test_single_positions_have_a_pace_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,100 positions, 100 are run one by one, each as slow as 100 of the others."""
+    clock = [0.0]
+    monkeypatch.setattr("fullband.cli.reading.time.perf_counter", lambda: clock[0])
+    pace = Pace(1100, single=100)
+    clock[0] = 10.0
+    pace.count(2, 500)
+    assert pace.positions == 1000 and pace.time_left() == "?", "nothing is known of single ones yet"
+    for _ in range(20):
+        clock[0] += 1.0
+        pace.count(1, 1)
+    assert pace.positions == 1020 and pace.time_left() == amounts.duration(80.0)
+    one = Pace(200, single=0)
+    clock[0] += 5.0
+    one.count(1, 1)
+    assert one.time_left() == amounts.duration(199 * 5.0)
+
+
+def test_evaluating_exactly_says_what_it_will_take(isometric_model, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    from fullband.cli import reading
+    from fullband.cli.evaluate_loss import say_what_exact_takes
+    from fullband.data.packing import as_document
+
+    monkeypatch.setattr(reading, "PATIENCE", 0.0)
+    documents = [as_document(np.arange(length) % 23) for length in (30, 20, 12)]
+    say_what_exact_takes(isometric_model(), documents, 60)
+    assert re.fullmatch(r"exact: 42 steps, one position after the other, about \d+s; fewer with --documents\n", capsys.readouterr().err)
+    monkeypatch.setattr(reading, "PATIENCE", 1e9)
+    say_what_exact_takes(isometric_model(), documents, 60)
+    assert capsys.readouterr().err == ""

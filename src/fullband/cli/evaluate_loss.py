@@ -22,6 +22,8 @@ EXAMPLES = """Examples:
   fullband evaluate-loss runs/tiny-text --text notes.txt --text 'logs/*.jsonl' --json
 """
 
+TIMED_STEPS = 4  # from which the time of all is estimated
+
 
 def evaluate_loss(
     model: ModelFolder,
@@ -50,13 +52,44 @@ def evaluate_loss(
     passes = [parse_feedback_passes(part) for part in feedback_passes.split(",")]
     network, tokenizer, folder = open_model(model, device, dtype)
     source, chosen = text_documents(text, tokenizer, documents) if text else recipe_documents(recipe, folder, tokenizer, documents)
-    positions = positions_to_read(sum(len(document) for document in chosen), [0, *passes])
-    with reading_progress(messages(), network, positions, f"reading {len(chosen)} documents"):
+    length = sum(len(document) for document in chosen)
+    positions = positions_to_read(length, [0, *passes])
+    exact = "exact" in passes
+    if exact:
+        say_what_exact_takes(network, chosen, batch_tokens)
+    with reading_progress(messages(), network, positions, f"reading {len(chosen)} documents", single=length * exact):
         report = loss_by_passes(network, chosen, passes, batch_tokens)
     if as_json:
         print_json({"model": str(folder), "data": source} | report.to_json())
     else:
         print_report(output(), report, source)
+
+
+def say_what_exact_takes(network: Any, documents: list[Document], batch_tokens: int) -> None:
+    """Time a few steps of the largest batch, and say what all of them will take, if that is long."""
+    import time
+
+    import torch
+
+    from fullband.amounts import duration
+    from fullband.cli.console import messages
+    from fullband.cli.reading import PATIENCE
+    from fullband.evaluate.loss import batch_shapes
+    from fullband.feedback.passes import read
+
+    shapes = batch_shapes(network, documents, batch_tokens)
+    steps = sum(length for _, length in shapes)
+    if steps <= TIMED_STEPS:
+        return
+    tokens = torch.zeros(shapes[0][0], TIMED_STEPS, dtype=torch.long, device=network.trunk.head_weight.device)
+    with torch.no_grad():
+        read(network, tokens[:, :1], "exact")  # the first call of all costs more
+        begun = time.perf_counter()
+        read(network, tokens, "exact")
+    seconds = (time.perf_counter() - begun) / TIMED_STEPS * steps
+    if seconds >= PATIENCE:
+        fewer = "" if len(documents) == 1 else "; fewer with --documents"
+        messages().print(f"exact: {steps:,} steps, one position after the other, about {duration(seconds)}{fewer}", soft_wrap=True)
 
 
 def text_documents(paths: list[str], tokenizer: Tokenizer, limit: int) -> tuple[str, list[Document]]:

@@ -70,7 +70,7 @@ class ChatTemplate:
         known: dict[str, Any] = {"messages": messages, "tools": None, "documents": None}  # as transformers names them to a template
         template = self._compiled
         try:
-            text: str = template.render(known | self.tokens, add_generation_prompt=add_generation_prompt)
+            text: str = template.render({**known, **self.tokens}, add_generation_prompt=add_generation_prompt)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses this conversation: {_one_line(error)}") from None
         except Exception as error:  # a template is a program: it adds text to numbers, divides by zero, calls itself for ever

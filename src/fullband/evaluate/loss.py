@@ -105,6 +105,12 @@ def loss_by_passes(
     return LossReport(documents=int(scored.sum()), tokens=int(counts_D.sum()), rows=rows)
 
 
+def batch_shapes(model: FeedbackModel, documents: Sequence[Sequence[int] | Document], batch_tokens: int = 8192) -> list[tuple[int, int]]:
+    """(rows, positions) of each batch in which `loss_by_passes` reads these documents. Raises ValueError as it does."""
+    _, pieces = _pieces(documents, model.trunk.context, model.trunk.vocab_size)
+    return [(len(places), max(len(pieces[place]) for place in places)) for places, _ in _batches(pieces, batch_tokens)]
+
+
 def ratio_and_stderr(sums_D: Tensor, counts_D: Tensor) -> tuple[float, float | None]:
     """R = Σ sums / Σ counts over D documents, and its standard error, √(D/(D-1) Σ (sum_d - R count_d)²) / Σ counts (Cochran 1977, §6.4).
 
