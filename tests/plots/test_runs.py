@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli.commands import fullband, refused
-from fullband.plots.runs import compare, plot_runs, read_run
+from fullband.plots.runs import compare, differing_of, plot_runs, read_run
 from fullband.plots.runs_page import page
 from fullband.plots.style import colour_key
 
@@ -52,6 +52,40 @@ def test_losses_at_equal_compute_and_at_equal_tokens(folders: list[Path]) -> Non
     assert (fed["switch_on_step"], fed["switch_on_shock"], fed["crossover_step"]) == (1, 0.25, 3)
     assert plain["switch_on_step"] is None and plain["switch_on_shock"] is None
     assert (fed["steps"], fed["executed_positions"]) == (4, 60)
+
+
+def give_data(folder: Path, files: str | None, paths: str, rows: int = 64) -> None:
+    (folder / "recipe.yaml").write_text(f"data: {{source: {{paths: [{paths}]}}}}\nevaluation: {{rows: {rows}}}\n", encoding="utf-8")
+    if files is not None:
+        checkpoint = folder / "checkpoints" / "step-00000001"
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        data = {"source": "files, held out 0.02", "files": files, "shuffle": str(rows)}
+        (checkpoint / "training.json").write_text(json.dumps({"identity": {"data": data}}))
+        (folder / "checkpoints" / "last.json").write_text('{"checkpoint": "step-00000001"}')
+
+
+def test_runs_on_different_data_say_so(folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullband.plots.runs_page._picture", lambda runs: "")  # what takes time
+    monkeypatch.setattr("fullband.plots.gallery.write_gallery", lambda sources, output: [])
+
+    def said() -> list[str]:
+        return differing_of([read_run(folder) for folder in folders])
+
+    assert said() == [], "nothing is known"
+    give_data(folders[0], "1 files, sha256 aa", "a.txt")
+    give_data(folders[1], "1 files, sha256 aa", "/there/a.txt", rows=64)
+    assert said() == [], "the same files by another name"
+    give_data(folders[1], "1 files, sha256 bb", "a.txt", rows=32)
+    assert said() == ["files: 1 files, sha256 aa (fed); 1 files, sha256 bb (plain)", "held-out rows: 64 (fed); 32 (plain)"]
+    shown = fullband("compare-runs", *folders, "-o", tmp_path / "page.html").out
+    drawn = fullband("plot", *folders, "-o", tmp_path / "figures").out
+    for text in (shown, drawn, (tmp_path / "page.html").read_text(encoding="utf-8")):
+        assert "differ in their data" in text and all(line in text for line in said())
+    (folders[1] / "checkpoints" / "last.json").unlink()
+    give_data(folders[1], None, "b.txt")
+    assert [line.split(":")[0] for line in said()] == ["recipe"], "by the recipes, where a checkpoint is gone"
+    (folders[1] / "recipe.yaml").write_text("- [")
+    assert said() == [], "what cannot be read is not known"
 
 
 def test_the_switch_on_step_is_the_runs_own_where_its_log_says_it(tmp_path: Path) -> None:

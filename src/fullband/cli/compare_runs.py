@@ -66,3 +66,11 @@ def print_comparison(console: Console, found: dict[str, Any]) -> None:
         made,
         "Losses are held-out, in nats a token by feedback passes, at the last evaluation up to there.",
     )
+    print_differing(console, found["differing_data"])
+
+
+def print_differing(console: Console, differing: list[str]) -> None:
+    if differing:
+        console.print("These runs differ in their data: their losses are not of the same text.", style="bold")
+        for line in differing:
+            console.print(f"  {line}", soft_wrap=True)

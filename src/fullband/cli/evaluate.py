@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -211,7 +212,8 @@ def finish(folder: Path, plan: Plan, as_json: bool) -> None:
     from fullband.cli.console import messages, output, print_json
 
     if plan.shard[1] > 1:
-        messages().print(f"{folder}: done; when all shards are: fullband compare {folder.parent}", soft_wrap=True)
+        together = shlex.join(["fullband", "compare", str(folder.parent)])
+        messages().print(f"{folder}: done; when all shards are: {together}", soft_wrap=True)
         return
     results = write_report(folder)
     print_json(results) if as_json else print_results(output(), results)

@@ -27,13 +27,17 @@ def plot(
     Run folders give learning curves by pass (shock and crossover marked) and Fig. 4's left panel; a diagnosis gives Fig. 1, and Fig. 3 or,
     from 1,000 passes on, Fig. 10; a probe gives Fig. 7.
     """
+    from fullband.cli.compare_runs import print_differing
     from fullband.cli.console import output as stdout
     from fullband.cli.console import print_json
     from fullband.plots.gallery import write_gallery
+    from fullband.plots.runs import differing_of
     from fullband.plots.sources import read_sources
 
-    names = write_gallery(read_sources(folders), output)
+    sources = read_sources(folders)
+    names, differing = write_gallery(sources, output), differing_of(sources.runs)
     if as_json:
-        print_json({"folder": str(output), "page": str(output / "index.html"), "figures": names})
+        print_json({"folder": str(output), "page": str(output / "index.html"), "figures": names, "differing_data": differing})
     else:
+        print_differing(stdout(), differing)
         stdout().print(f"{output / 'index.html'}, and as PNG and SVG: {', '.join(names)}", soft_wrap=True)

@@ -34,7 +34,7 @@ class ProgressLines:
 
 
 class Pace:
-    """Positions done, and the time that the others will take. Those that are run one by one take far longer: they have a pace of their own."""
+    """Positions done, and the time that the others will take. Those that are run one by one have a pace of their own, a far slower one."""
 
     def __init__(self, total: int, single: int):
         """`single` of the `total` positions are run one by one; 0 = all have one pace."""

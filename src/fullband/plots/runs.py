@@ -7,7 +7,7 @@ compute is that of the last evaluation up to there, never an interpolation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fullband.config import parse
 from fullband.plots.curves import Curve, compute_at, read_curves
 from fullband.plots.markers import run_style
 from fullband.plots.numbers import drawn
+from fullband.plots.run_data import data_of_run, differing_data
 from fullband.plots.style import LIGHT, colour_key, figure, reading_label
 from fullband.train.metrics import METRICS, read_metrics
 
@@ -55,13 +56,14 @@ class Evaluation:
 @dataclass(frozen=True)
 class RunRecord:
     """What a run's metrics.jsonl says. `switch_on_step` is the first step with more than one pass; in older
-    files, which do not say it, the first such step that was logged."""
+    files, which do not say it, the first such step that was logged. `data` is as `run_data` finds it."""
 
     name: str
     curves: list[Curve]
     evaluations: list[Evaluation]
     last: dict[str, Any]
     switch_on_step: int | None
+    data: dict[str, str] = field(default_factory=dict)
 
     def at(self, compute: float) -> Evaluation | None:
         """The last evaluation that cost no more than `compute` (and half a step of rounding)."""
@@ -104,7 +106,7 @@ def read_run(folder: Path) -> RunRecord:
             tokens = steps[-1]["tokens"] * (entry["step"] + 1) / (steps[-1]["step"] + 1)
             evaluations.append(Evaluation(entry["step"], compute, tokens, entry["validation"]))
     logged = next((entry["step"] for entry in steps if entry["passes"] > 1), None)
-    return RunRecord(folder.resolve().name, curves, evaluations, steps[-1], steps[-1].get("switch_on_step", logged))
+    return RunRecord(folder.resolve().name, curves, evaluations, steps[-1], steps[-1].get("switch_on_step", logged), data_of_run(folder))
 
 
 def _check_entry(path: Path, entry: dict[str, Any]) -> None:
@@ -131,7 +133,14 @@ def compare(runs: Sequence[RunRecord]) -> dict[str, Any]:
             run.to_json()
             | {"at_equal_compute": vars(at_compute) if at_compute else None, "at_equal_tokens": vars(at_tokens[-1]) if at_tokens else None}
         )
-    return {"equal_compute": equal, "equal_tokens": tokens, "runs": found}
+    return {"equal_compute": equal, "equal_tokens": tokens, "runs": found, "differing_data": differing_of(runs)}
+
+
+def differing_of(runs: Sequence[RunRecord]) -> list[str]:
+    """What differs between the data of these runs, in words; empty for the same data."""
+    names = [run.name for run in runs]
+    unique = {f"{run.name} {n}" if names.count(run.name) > 1 else run.name: run.data for n, run in enumerate(runs, start=1)}
+    return differing_data(unique)
 
 
 def plot_runs(runs: Sequence[RunRecord], paths: Sequence[Path]) -> None:

@@ -22,12 +22,20 @@ def page(runs: Sequence[RunRecord]) -> str:
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         stylesheet=stylesheet(),
         headline=escape(" and ".join(run.name for run in runs)),
+        differing=_differing(found["differing_data"]),
         picture="\n".join(_picture(runs[first : first + MOST_RUNS]) for first in range(0, len(runs), MOST_RUNS)),
         equal=f"{found['equal_compute'] / 1e6:.2f} million",
         at_equal=_rows(_at_equal(run) for run in found["runs"]),
         milestones=_rows(_milestones(run) for run in found["runs"]),
         evaluations=_rows(_evaluation(run["name"], e) for run in found["runs"] for e in run["evaluations"]),
     )
+
+
+def _differing(lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<p><strong>These runs differ in their data: their losses are not of the same text.</strong></p>\n<ul>{items}</ul>"
 
 
 def losses(by_passes: dict[str, float]) -> str:

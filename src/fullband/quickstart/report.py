@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -124,7 +125,8 @@ def compute_table(training: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def command(result: Mapping[str, Any]) -> str:
-    return " ".join([f"fullband quickstart --seed {result['seed']}", *(f"--set {override}" for override in result["overrides"])])
+    changes = [word for override in result["overrides"] for word in ("--set", override)]
+    return shlex.join(["fullband", "quickstart", "--seed", str(result["seed"]), *changes])
 
 
 def versions(result: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ def quickstart(
     run's place or can't be written; RuntimeError if a training process breaks.
     """
     start = time.perf_counter()
-    console = console or Console()
+    console = console or Console(markup=False)
     output = Path(output)
     if rows < 1:
         raise ValueError(f"rows ({rows}): at least one held-out row must be read")
@@ -67,7 +68,8 @@ def quickstart(
 def next_step(output: Path, source: Any) -> str:
     """One line to try next."""
     group = "A5" if source.group != "A5" else "S3"
-    return f"Try next: fullband quickstart --set data.source.group={group} --output {output.with_name(f'{output.name}-{group.lower()}')}"
+    place = output.with_name(f"{output.name}-{group.lower()}")
+    return f"Try next: {shlex.join(['fullband', 'quickstart', '--set', f'data.source.group={group}', '--output', str(place)])}"
 
 
 def write_pictures(output: Path, result: dict[str, Any]) -> None:
