@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from fullband.evaluate.grading.chat_code import fenced_code
 from fullband.evaluate.grading.code_problems import (
     HUMANEVAL_STOPS,
     MBPP_STOPS,
     CodeProblem,
-    fenced_code,
     humaneval_problem,
     mbpp_problem,
     truncate,
@@ -89,7 +90,7 @@ def test_truncation(completion, stops, kept):
     ("answer", "code"),
     [
         ("Sure:\n```python\ndef f(): pass\n```\nIt works. ```x```", "def f(): pass\n"),
-        ("```\na = 1\n```\n```python\nb\n```", "a = 1\n"),
+        ("```\na = 1\n```\n```python\nb\n```", "b\n"),  # the marked one
         ("```bash\npip install x\n```\n```py\nb = 1\n```", "b = 1\n"),
         ("```python\ncut off", "cut off"),
         ("def f(): pass", "def f(): pass"),
@@ -97,6 +98,93 @@ def test_truncation(completion, stops, kept):
 )
 def test_code_of_a_chat_answer(answer, code):
     assert fenced_code(answer) == code
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("```\n>>> f(1)\n2\n```\n```python\ndef f(x): return x\n```", "def f(x): return x\n"),
+        (
+            "```python\nimport math\n```\nthen\n```python\ndef f(x):\n    return math.sqrt(x)\n```",
+            "import math\ndef f(x):\n    return math.sqrt(x)\n",
+        ),
+        ("1. First:\n   ```python\n   def f(x):\n       return x\n   ```\n", "def f(x):\n    return x\n"),
+        ("- ```python\n  def f(x):\n      return x\n  ```\n", "def f(x):\n    return x\n"),
+        (
+            '```python\ndef f(x):\n    """Doc\n    ```\n    f(1)\n    ```\n    """\n    return x\n```\nDone',
+            'def f(x):\n    """Doc\n    ```\n    f(1)\n    ```\n    """\n    return x\n',
+        ),
+        ("def f(x):\n    return x\n```\nIt works.", "def f(x):\n    return x\n"),
+        ("    return x\n```\nIt works.", "    return x\n"),
+        ("```python\ndef f(x):\n    return x```\nIt works.", "def f(x):\n    return x\n"),
+        ("```python\ndef f(x):\n    return x```", "def f(x):\n    return x\n"),
+        ("~~~python\ndef f(x):\n    return x\n~~~", "def f(x):\n    return x\n"),
+        ("<think>\n```python\ndef f(x): return 1\n```\n</think>\n```python\ndef f(x): return x\n```", "def f(x): return x\n"),
+        ("<think>```python\ndef f(x): return 1\n```</think>def f(x): return x", "def f(x): return x"),
+        (
+            "```python\ndef f(x): return 1\n```\nNo:\n```python\ndef f(x): return x\n```\nUse\n```python\nprint(f(2))\n```",
+            "def f(x): return x\n",
+        ),
+        ("```python\ndef f(x): return 1\n```python\ndef f(x): return x\n```", "def f(x): return x\n"),
+        ("```python\ndef f(x): return g(x)\n```\n```python\ndef g(x): return x\n```", "def g(x):\n    return x\ndef f(x): return g(x)\n"),
+        ("> ```python\n> def f(x):\n>     return x\n> ```", "def f(x):\n    return x\n"),
+        ("````python\ndef f(x):\n    return x\n````", "def f(x):\n    return x\n"),
+        (
+            "<think>draft</think>```python\nfrom math import *\n```\n```python\ndef f(x):\n    return sqrt(x)\n```",
+            "from math import *\ndef f(x):\n    return sqrt(x)\n",
+        ),
+    ],
+)
+def test_the_last_draft_that_defines_the_function_counts(answer, code):
+    assert fenced_code(answer, "f") == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\n" * 25_000,
+        "```python\n'''\n```\n" * 5_000,
+        " " * 100_000,
+        "- " * 50_000,
+        "".join(f"```python\nv{i}=v{i + 1}\n```\n" for i in range(3_000)),
+    ],
+)
+def test_finding_code_takes_linear_time(text):
+    started = time.monotonic()
+    fenced_code(text, "f")
+    assert time.monotonic() - started < 5
+
+
+def test_future_imports_of_an_answer_stand_before_the_prompt(sandbox):
+    answer = "from __future__ import annotations\n\ndef root(x: Unknown) -> float:\n    return sqrt(x)\n"
+    assert sandbox.run(humaneval_problem(ROW).program(answer)).passed
+
+
+def test_the_harness_own_future_imports_do_not_reach_a_solution(sandbox):
+    assert sandbox.run(humaneval_problem(ROW).program("    return sqrt(x)\n\ndef g(x: Unknown): pass\n")).outcome == "broken"
+    code = "    return sqrt(x) if root.__annotations__['x'] is float else 0\n"
+    assert sandbox.run(humaneval_problem(ROW).program(code)).passed
+
+
+def test_a_solution_is_not_judged_by_its_own_copy_of_a_helper(sandbox):
+    row = ROW | {
+        "prompt": 'def double(x):\n    return 2 * x\n\ndef half(x):\n    """Undo double."""\n',
+        "entry_point": "half",
+        "canonical_solution": "    return x / 2\n",
+        "test": "def check(candidate):\n    assert candidate(double(4)) == 4\n",
+    }
+    problem = humaneval_problem(row)
+    assert sandbox.run(problem.program(problem.reference)).passed
+    assert sandbox.run(problem.program("    return x\n\ndef double(x):\n    return x\n")).outcome == "failed"
+    row = MBPP_ROW | {
+        "code": "import sys\ndef size(x): return sys.getsizeof(x)",
+        "test_setup_code": "",
+        "test_list": ["assert size(1) == sys.getsizeof(1)"],
+    }
+    problem = mbpp_problem(row)
+    assert problem.entry_point == "size" and sandbox.run(problem.program(problem.reference)).passed
+    cheat = "class sys:\n    getsizeof = staticmethod(lambda x: 0)\ndef size(x): return 0\n"
+    assert sandbox.run(problem.program(cheat)).outcome == "failed"
 
 
 def test_missing_columns_are_named():

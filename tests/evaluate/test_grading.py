@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fullband.evaluate.grading.gsm8k import GSM8KGrade, grade_gsm8k, reference_answer
+from fullband.evaluate.grading.gsm8k import chat_value, grade_gsm8k, reference_answer
 from fullband.evaluate.grading.math_answers import MathGrader, math_answer, same_text
 
 SOLUTION = "She makes 9 * 2 = $<<9*2=18>>18 every day.\n#### 18"
@@ -146,7 +146,29 @@ def test_same_text_is_not_too_generous():
     ],
 )
 def test_gsm8k(text, strict, flexible):
-    assert grade_gsm8k(SOLUTION, text) == GSM8KGrade(strict, flexible)
+    grade = grade_gsm8k(SOLUTION, text)
+    assert (grade.strict, grade.flexible) == (strict, flexible)
+
+
+CHAT_VALUES = {
+    "$29.00": 29, "It is 18.0": 18,
+    "$1,234.00": 1234, "−18": -18, "18...": 18, "so 18 and so on...": 18, "#### 18\nfor 9*2=18 and 3 eggs": 18,
+    "-$18.5": -18.5, "$-18": -18, "7-18": 18, "10–15": 15, "**18**": 18, "#### $1,234": 1234, "#### **18**": 18, "#### -18": -18, ".5": 0.5,
+    "１８": 18, "#### 1. Add\nit is 7": 7, "$ 18": 18, "x=-18": -18, r"\boxed{18}": 18, r"\$18": 18, "1{,}234": 1234, "(-3)": -3,
+    "<think>#### 5</think>It is 18.": 18, "####18": 18, "...": None, "none": None, "-": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CHAT_VALUES)
+def test_gsm8k_in_chat_is_the_value(text):
+    assert chat_value(text) == CHAT_VALUES[text]
+
+
+@pytest.mark.parametrize("text", ["1" * 100_000, "1," * 50_000, "$" * 100_000, "- " * 50_000, "####" + " " * 100_000, "1." * 50_000])
+def test_gsm8k_in_chat_takes_linear_time(text):
+    started = time.monotonic()
+    assert not grade_gsm8k(SOLUTION, text).chat
+    assert time.monotonic() - started < 2
 
 
 def test_gsm8k_references():

@@ -26,11 +26,11 @@ def grade(
     """Put into `grades`, under the rollouts' keys, {"verdicts": […], "details": […]} of each problem that has no grades yet.
 
     sandbox  makes the sandbox when code is to be run
-    details  GSM8K: "strict" or "flexible" where the number was found by that rule; code: how the run ended; MATH: the answer that was found
+    details  GSM8K: "strict", "chat" or "flexible", the rule that found the number; code: how the run ended; MATH: the answer that was found
     done     gets the number of rollouts graded
 
-    GSM8K's verdict is the official one in base prompts, whose examples show the form; the last number counts in chat prompts, which only
-    ask for it. Raises ValueError where the sandbox or math-verify is missing.
+    GSM8K's verdict is the official one in base prompts, whose examples show the form; in chat prompts, which only ask for it, the number
+    counts by its value, after `####` or the last. Raises ValueError where the sandbox or math-verify is missing.
     """
     waiting = [
         (setting.key(problem), problem, [rollout["text"] for rollout in rollouts[setting.key(problem)]["rollouts"]])
@@ -61,8 +61,8 @@ def grade(
 
 def _gsm8k(solution: str, texts: list[str], chat: bool) -> dict[str, Any]:
     found = [grade_gsm8k(solution, text) for text in texts]
-    details = ["strict" if one.strict else "flexible" if one.flexible else "" for one in found]
-    return {"verdicts": ["right" if (one.flexible if chat else one.strict) else "wrong" for one in found], "details": details}
+    details = ["strict" if one.strict else "chat" if chat and one.chat else "flexible" if one.flexible else "" for one in found]
+    return {"verdicts": ["right" if (one.chat if chat else one.strict) else "wrong" for one in found], "details": details}
 
 
 def _code(
@@ -76,7 +76,7 @@ def _code(
     """Equal programs are run once."""
     for key, problem, texts in waiting:
         assert isinstance(problem.reference, CodeProblem)
-        programs = [problem.reference.program(fenced_code(text) if chat else text) for text in texts]
+        programs = [problem.reference.program(fenced_code(text, problem.reference.entry_point) if chat else text) for text in texts]
         different: list[Program] = list(dict.fromkeys(programs))
         outcomes = dict(zip(different, run_all(different, sandbox, workers=workers), strict=True))
         verdicts = ["right" if outcomes[program].passed else "wrong" for program in programs]

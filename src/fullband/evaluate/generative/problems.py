@@ -55,7 +55,7 @@ class GenerativeTask:
         if self.name == "gsm8k":
             return str(document["answer"])
         if self.name == "math500":
-            found = math_answer(str(document["solution"])) or document.get("answer")
+            found = document.get("answer") or math_answer(str(document["solution"]))
             if not found:
                 raise ValueError(f"math500: a solution without an answer: {str(document['solution'])[-60:]!r}")
             return str(found)

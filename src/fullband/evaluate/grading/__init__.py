@@ -1,10 +1,10 @@
 """Grading: GSM8K by its official rule, MATH by math-verify within time limits, HumanEval and MBPP as programs for the sandbox."""
 
+from fullband.evaluate.grading.chat_code import fenced_code
 from fullband.evaluate.grading.code_problems import (
     HUMANEVAL_STOPS,
     MBPP_STOPS,
     CodeProblem,
-    fenced_code,
     humaneval_problem,
     mbpp_problem,
     truncate,

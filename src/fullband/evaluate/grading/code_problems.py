@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fullband.evaluate.grading.chat_code import bound_names, defines, parsed, used_names
 from fullband.evaluate.sandbox import Program
 
 HUMANEVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a completion of the prompt; a chat answer has none
 MBPP_STOPS = ("[DONE]",)
-
-_FENCED = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-_PYTHON = {"python", "py", "python3", ""}
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,27 @@ class CodeProblem:
 
     def program(self, completion: str) -> Program:
         """What to run for a completion, already truncated or taken out of its answer."""
-        whole = self.entry_point is not None and re.search(rf"^def {re.escape(self.entry_point)}\b", completion, re.MULTILINE)
+        if self.entry_point is None or not defines(self.entry_point, completion):
+            return Program(self.prefix + completion, self.tests, self.overrides)
         # A chat answer repeats the function: the prompt before it, a function of a docstring only, still brings imports and other functions
-        return Program(f"{self.prefix}\n{completion}" if whole else self.prefix + completion, self.tests, self.overrides)
+        future, rest = _future_imports(completion) if self.prefix else ("", completion)
+        return Program(f"{future}{self.prefix}\n{rest}" if self.prefix else completion, self.tests, self.overrides)
+
+
+def _future_imports(code: str) -> tuple[str, str]:
+    """`from __future__` lines, which have to stand before the prompt, and the code without them."""
+    tree = parsed(code)
+    found = [s for s in tree.body if isinstance(s, ast.ImportFrom) and s.module == "__future__"] if tree else []
+    if not found or tree is None:
+        return "", code
+    return "".join(f"{ast.unparse(s)}\n" for s in found), ast.unparse(ast.Module([s for s in tree.body if s not in found], []))
 
 
 def humaneval_problem(row: Mapping[str, Any]) -> CodeProblem:
     """A row of openai_humaneval. Raises ValueError naming the columns that are missing."""
     _need(row, "HumanEval", "task_id", "prompt", "test", "entry_point", "canonical_solution")
     tests = f"{row['test']}\ncheck({row['entry_point']})\n"
+    tests = _given(row["prompt"] + row["canonical_solution"], tests, row["entry_point"]) + tests
     overrides = _built_ins_of(row["prompt"] + row["canonical_solution"])
     return CodeProblem(str(row["task_id"]), row["prompt"], tests, row["canonical_solution"], row["entry_point"], overrides)
 
@@ -55,7 +66,25 @@ def mbpp_problem(row: Mapping[str, Any]) -> CodeProblem:
     """A row of MBPP (full). Raises ValueError naming the columns that are missing."""
     _need(row, "MBPP", "task_id", "code", "test_setup_code", "test_list")
     tests = "\n".join([row["test_setup_code"], *row["test_list"], ""])
-    return CodeProblem(f"MBPP/{row['task_id']}", "", tests, row["code"], None, _built_ins_of(row["code"]))
+    tree = parsed(row["code"])
+    functions = [s.name for s in tree.body if isinstance(s, ast.FunctionDef)] if tree else []
+    asked = parsed("\n".join(row["test_list"]))
+    entry_point = next((name for name in reversed(functions) if asked and name in used_names(asked)), None)
+    imports = "\n".join(ast.unparse(s) for s in tree.body if isinstance(s, ast.Import | ast.ImportFrom)) if tree else ""
+    tests = _given(imports, tests, "") + tests
+    return CodeProblem(f"MBPP/{row['task_id']}", "", tests, row["code"], entry_point, _built_ins_of(row["code"]))
+
+
+def _given(code: str, tests: str, entry_point: str) -> str:
+    """What the problem gives and its tests use, to stand before them: a solution must not be judged by its own copy of a helper."""
+    tree, asked = parsed(code), parsed(tests)
+    if tree is None or asked is None:
+        return ""
+    given = [statement for statement in tree.body if (names := bound_names(statement)) and entry_point not in names]
+    own = {name for node in ast.walk(asked) if isinstance(node, ast.stmt) for name in bound_names(node)}
+    if not any(bound_names(statement) & (used_names(asked) - own) for statement in given):
+        return ""
+    return "".join(f"{ast.unparse(statement)}\n" for statement in given)
 
 
 def _built_ins_of(reference: str) -> tuple[str, ...]:
@@ -74,11 +103,3 @@ def truncate(completion: str, stops: Sequence[str]) -> str:
     """What stands before the earliest of the stop sequences."""
     ends = [end for stop in stops if (end := completion.find(stop)) >= 0]
     return completion[: min(ends, default=len(completion))]
-
-
-def fenced_code(answer: str) -> str:
-    """The Python of a chat answer: its first fenced block marked as Python or not marked, an unfinished one too; else all of it."""
-    for language, code in _FENCED.findall(answer):
-        if language.lower() in _PYTHON:
-            return code
-    return answer

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
+from decimal import Decimal
+
+from fullband.evaluate.grading.chat_code import after_thinking
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
+_SIGN = r"(?:(?<![\w)\].$])-[ ]?)?"  # the dash of 7-18 is none
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+"
+_VALUE = rf"{_SIGN}(?:\$[ ]?-?)?(?:{_DIGITS})"
+_ANY_VALUE = re.compile(_VALUE)
+_MARKED_VALUE = re.compile(rf"####[ \t*:=$]*({_VALUE})(?!\.[ \t]+[A-Za-z])")  # "#### 1. Add them" is a heading
+_DASHES = str.maketrans({"−": "-", "–": "-", "‐": "-", "‑": "-", "﹣": "-", "－": "-"})
 
 
 @dataclass(frozen=True)
 class GSM8KGrade:
-    """strict: the number after the first `####` is right. flexible: the last number in the text is."""
+    """strict: the number after the first `####` is right, as text. flexible: the last number in the text is, as text.
+    chat: the number after the last `####`, or without one the last number, has the right value."""
 
     strict: bool
     flexible: bool
+    chat: bool
 
 
 def reference_answer(solution: str) -> str:
@@ -35,10 +47,20 @@ def flexible_answer(text: str) -> str | None:
     return _plain(numbers[-1]) if numbers else None
 
 
+def chat_value(text: str) -> Decimal | None:
+    """The number a chat answer gives, thoughts aside: "$1,234.00", "−18" and "18..." are numbers, "..." is none."""
+    text = unicodedata.normalize("NFKC", after_thinking(text).translate(_DASHES).replace("…", " ")).translate(_DASHES)
+    text = text.replace("{,}", ",").replace("\\$", "$").replace("\\boxed{", " ")
+    found = _MARKED_VALUE.findall(text) or _ANY_VALUE.findall(text)
+    if not found:
+        return None
+    return Decimal(re.sub(r"[^0-9.-]", "", found[-1])[:1000])
+
+
 def grade_gsm8k(solution: str, text: str) -> GSM8KGrade:
     """Grade a model's text against a solution of the data set. Raises ValueError if that has no answer."""
     reference = reference_answer(solution)
-    return GSM8KGrade(strict_answer(text) == reference, flexible_answer(text) == reference)
+    return GSM8KGrade(strict_answer(text) == reference, flexible_answer(text) == reference, chat_value(text) == Decimal(reference))
 
 
 def _plain(number: str) -> str:

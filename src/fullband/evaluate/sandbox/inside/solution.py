@@ -87,7 +87,7 @@ def main() -> None:
     set_limits(start["limits"], start["sandboxed"])
     sys.modules["solution"] = module = types.ModuleType("solution")
     try:
-        exec(compile(start["source"], "solution.py", "exec"), module.__dict__)
+        exec(compile(start["source"], "solution.py", "exec", dont_inherit=True), module.__dict__)
         flush()
         channel.send({"value": None, "changed": []})
     except BaseException as error:

@@ -190,7 +190,7 @@ def verdict(job: dict[str, Any], channel: Channel) -> tuple[str, str]:
         return "broken", f"loading the solution: {_described(error)}"
     names = Names(link, job["overrides"])
     try:
-        exec(compile(job["tests"], "tests.py", "exec"), names)
+        exec(compile(job["tests"], "tests.py", "exec", dont_inherit=True), names)
     except Gone as gone:
         return "exited", str(gone)
     except MemoryError:
