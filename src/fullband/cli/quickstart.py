@@ -32,6 +32,6 @@ def quickstart(
     from fullband.cli.console import print_json
     from fullband.quickstart import quickstart as run
 
-    result = run(seed, output, overrides or [], console=Console(stderr=as_json, markup=False))
+    result = run(seed, output, overrides or [], console=Console(stderr=as_json))
     if as_json:
         print_json(result)

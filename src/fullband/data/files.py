@@ -72,13 +72,13 @@ class Files(TextSource):
         files = self._files[split]
         for number in range(start[0], len(files)):
             first = start[1] if number == start[0] else 0
-            for record, text in self._records(files[number], first, lambda record, number=number: wanted((number, record))):
+            for record, text in self._records(files[number], number, first, wanted):
                 if text.strip():
                     yield (number, record), text
 
-    def _records(self, file: Path, first: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, str]]:
+    def _records(self, file: Path, number: int, first: int, are: Callable[[Cursor], bool]) -> Iterator[tuple[int, str]]:
         def wanted(record: int) -> bool:
-            return record >= first and is_wanted(record)
+            return record >= first and are((number, record))
 
         kind = KINDS[_suffix(file)]
         with _explained(file):

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.markup import escape
 
 from fullband.files import write_bytes
 from fullband.quickstart.readings import read_models
@@ -42,7 +43,7 @@ def quickstart(
     run's place or can't be written; RuntimeError if a training process breaks.
     """
     start = time.perf_counter()
-    console = console or Console(markup=False)
+    console = console or Console()
     output = Path(output)
     if rows < 1:
         raise ValueError(f"rows ({rows}): at least one held-out row must be read")
@@ -60,7 +61,8 @@ def quickstart(
     write_bytes(output / "result.json", (json.dumps(result, indent=2) + "\n").encode())
     write_pictures(output, result)
     print_result(console, result)
-    console.print(f"\nReport: [bold]{output / 'report.html'}[/] (open it in a browser)  Numbers: {output / 'result.json'}", soft_wrap=True)
+    page, numbers = (escape(str(output / name)) for name in ("report.html", "result.json"))  # a folder may have [ ] in its name
+    console.print(f"\nReport: [bold]{page}[/] (open it in a browser)  Numbers: {numbers}", soft_wrap=True)
     console.print(next_step(output, fullband.data.source), soft_wrap=True, markup=False, highlight=False)
     return result
 
