@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from fullband.evaluate.grading.gsm8k import chat_value, grade_gsm8k, reference_answer
-from fullband.evaluate.grading.math_answers import MathGrader, math_answer, same_text
+from fullband.evaluate.grading.math_answers import MathGrader
+from fullband.evaluate.grading.math_text import LONGEST, by_rule, math_answer, same_text
 
 SOLUTION = "She makes 9 * 2 = $<<9*2=18>>18 every day.\n#### 18"
 SECONDS = 10.0
@@ -39,6 +40,11 @@ PAIRS: dict[str, list[tuple[str, str]]] = {
         # expressions
         ("x^2+2x+1", "(x+1)^2"), ("p - q", "-q + p"), ("y = 2x + 3", "y = 3 + 2x"), ("2x+3", "y = 2x+3"), ("x = 5", "5"),
         ("6r^2-4r-24", "-24-4r+6r^2"), (r"2\pi", "6.283185307179586"), ("3+4i", "4i + 3"), ("2516_8", "2516_{8}"), ("2^{10}", "1024"),
+        (r"0.\overline{3}", r"\frac{1}{3}"), ("[-2,7]", r"-2 \le x \le 7"), (r"(-2,7]", r"-2 < x \leq 7"), (r"\emptyset", r"\varnothing"),
+        ("15", "15 dollars"), (r"2\sqrt{2}", "2^{1.5}"), (r"\frac{1+i}{2}", "0.5+0.5i"), (r"\frac{\sqrt{3}}{2}", r"\sin 60^\circ"),
+        ("1011_2", "(1011)_2"), (r"\left(1,2\right)", r"\big(1,2\big)"), (r"\{1,2\}", r"\lbrace 2, 1\rbrace"), ("1500", "1.5e3"),
+        ("-5", "–5"), ("-15", "−１５"), ("x_1+x_2", "x_2+x_1"), (r"\text{Tuesday}", r"\text{Tuesday.}"), (r"\frac{5}{4}", "1 1/4"),
+        ("-2,1", "1,-2"), ("0.1\\overline{6}", "1/6"), ("3, 5, 7", "7, 5, 3"), ("11,\\! 111,\\! 111,\\! 100", "11111111100"),
         ("10!", "3628800"), (r"\binom{5}{2}", "10"), (r"\log_2 8", "3"), (r"1.5 \times 10^{3}", "1500"),
     ],
     "wrong": [
@@ -50,6 +56,8 @@ PAIRS: dict[str, list[tuple[str, str]]] = {
         (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}"),
         (r"\text{Evelyn}", r"\text{Debra}"), (r"\text{even}", r"\text{odd}"), (r"\text{(C)}", "(B)"), ("x^2+2x+1", "(x-1)^2"),
         ("2x+3", "2x-3"), (r"\pi", "3.14"), ("3+4i", "3-4i"), ("4210_5", "4210_6"), ("4210_5", "4211_5"),
+        ("4", "4,4"), ("4,4", "4"), ("4", "4?5"), ("(2,4)", r"\{2,4\}"), (r"\{2,4\}", "(2,4)"), ("1/2004!", "1/2006!"),
+        (r"\pm 2021", "2021"), ("2021", r"\pm 2021"), (r"2\frac{2}{3}", "2"), ("2 2/3", "2"), ("2", "2 2/3"), ("(1,2)", "1,2,3"),
     ],
 }  # fmt: skip
 
@@ -117,10 +125,26 @@ def test_many_answers_in_their_order(grader):
         ("The final answer is 3.5. I hope it is correct.\n\nProblem:\nThe final answer is $6$. I hope it is correct.", "6"),
         (r"\boxed{\frac{1}{2", None),
         ("no idea", None),
+        (r"\boxed {7}", "7"),
+        (r"\boxed 5", "5"),
+        (r"\boxed{a \\\{ b \\\}}", r"a \\\{ b \\\}"),
+        (r"$\boxed{3}$, $\boxed{5}$ and $\boxed{7}$", "3, 5, 7"),
+        ("The final answer is **73**.", "73"),
+        ("The final answer is: $$8$$", "8"),
+        (r"\boxed{1} so \boxed{2}", "2"),
     ],
 )
 def test_answers_are_found(text, answer):
     assert math_answer(text) == answer
+
+
+@pytest.mark.parametrize("piece", [" ", "final answer is ", "\\boxed", "\\boxed{", "{", "\\", "\\boxed ", "\\boxed{1},", "1 ", "1,"])
+def test_finding_an_answer_takes_linear_time(piece):
+    started = time.monotonic()
+    math_answer("\\boxed{" + piece * (100_000 // len(piece)))
+    math_answer("final answer is" + piece * (100_000 // len(piece)))
+    by_rule("1", piece * (LONGEST // len(piece)))
+    assert time.monotonic() - started < 3
 
 
 def test_same_text_is_not_too_generous():

@@ -10,7 +10,8 @@ from fullband.evaluate.grading.code_problems import (
     truncate,
 )
 from fullband.evaluate.grading.gsm8k import GSM8KGrade, grade_gsm8k
-from fullband.evaluate.grading.math_answers import MathGrader, Verdict, math_answer
+from fullband.evaluate.grading.math_answers import MathGrader, Verdict
+from fullband.evaluate.grading.math_text import math_answer
 
 __all__ = [
     "HUMANEVAL_STOPS",

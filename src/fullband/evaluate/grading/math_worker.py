@@ -29,11 +29,21 @@ def compare(reference: str, answer: str) -> str:
             for text in (reference, answer)
         )
         if verify(gold, guess, timeout_seconds=None, raise_on_error=True):
-            return "right"
+            return "wrong" if _of_other_size(gold[0], guess[0]) else "right"
         readable = any(not isinstance(found, str) for found in gold)
         return "wrong" if readable or _WORDS.fullmatch(reference) else "undecided"
     except Exception:  # sympy raises of every kind, RecursionError and MemoryError among them
         return "undecided"
+
+
+def _of_other_size(gold: object, guess: object) -> bool:
+    """Are these two numbers whose ratio is not 1? math-verify compares to so many digits behind the point, and finds tiny numbers equal."""
+    from sympy import Expr
+
+    if not (isinstance(gold, Expr) and isinstance(guess, Expr) and gold.is_number and guess.is_number):
+        return False
+    size = abs(guess.evalf())
+    return bool(0 < size < 1e-4) and bool(abs((gold / guess).evalf() - 1) > 1e-4)
 
 
 def main() -> None:
