@@ -241,7 +241,7 @@ def test_a_folder_is_refused_before_any_work(whole: Path, arguments: list[Any], 
     )
     assert refused(*arguments, "-o", part) == f"error: {expected}"
     line = refused(*arguments, "--baseline", checkpoint_of(Path(name)), "-o", part)
-    assert f"{beside}: holds an evaluation with another model; give another --output" in line
+    assert f"{beside}: holds an evaluation with another model (name); give another --output" in line
     (part / "plan.json").unlink()
     assert f"{part}: holds scores.jsonl but no plan.json that says of what model" in refused(*arguments, "-o", part)
 
@@ -263,6 +263,25 @@ def test_another_limit_keeps_the_answers_that_there_are(whole: Path, arguments: 
         (part / f"{name}.jsonl").write_text("".join(lines[:kept]))
     assert fullband(*arguments, "-o", part).code == 0
     assert numbers(part) == numbers(whole)
+
+
+def test_other_data_redo_what_they_change(whole: Path, arguments: list[Any], data: Path, tmp_path: Path) -> None:
+    """Another --data-dir in the same folder: nothing of the first data stays, whatever the limit; what is asked alike is not made again."""
+    other, mixed, alone = tmp_path / "data", tmp_path / "mixed", tmp_path / "alone"
+    shutil.copytree(whole, mixed)
+    sums = [SUMS[0] | {"answer": "#### 9"}, *({"question": f"And {i} + 2?", "answer": f"#### {i + 2}"} for i in range(1, 4))]
+    write_data(other, "arc_easy", ARC[::-1][:3], ("train", "validation", "test"), "ARC-Easy")
+    write_data(other, "gsm8k", sums, ("test",), "main")
+    write_data(other, "gsm8k", SUMS, ("train",), "main")
+    write_data(other, "gsm8k", sums, ("test",), "main")
+    (other / "gsm8k" / "README.md").write_text((data / "gsm8k" / "README.md").read_text())
+    asked = [other if one == data else 6 if one == 4 else one for one in arguments]
+    for folder in (mixed, alone):
+        assert fullband(*asked, "-o", folder).code == 0
+    assert numbers(mixed) == numbers(alone) != numbers(whole)
+    hashes = [[found[kind][name]["prompt_hash"] for kind, name in (("tasks", "arc_easy"), ("generative", "gsm8k"))]
+              for found in (json.loads((folder / "results.json").read_text()) for folder in (mixed, alone))]  # fmt: skip
+    assert hashes[0] == hashes[1]
 
 
 def test_comparing_what_is_no_evaluation(tmp_path: Path) -> None:

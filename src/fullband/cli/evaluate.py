@@ -33,7 +33,8 @@ EXAMPLES = """Examples:
 
 \b
 Suites: paper-mc, paper-0shot, gsm8k, math500, humaneval, mbpp.
-The same command again goes on where it was interrupted; with another --limit it keeps the answers it has. Within lm-eval itself:
+The same command again goes on where it was interrupted; with another --limit or --data-dir it keeps answers to the same prompts.
+Within lm-eval itself:
   fullband lm-eval run --model fullband --model_args pretrained=runs/mine,mode=fused,feedback_passes=2 --tasks hellaswag
 """
 
@@ -142,7 +143,7 @@ def evaluate(
 class Subject:
     """A model that was opened, and what results.json says of it."""
 
-    def __init__(self, name: str, network: LoadedModel, dtype: str, weights: str | None):
+    def __init__(self, name: str, network: LoadedModel, dtype: str, weights: str | None, files: str):
         from fullband.loading import is_standard_only
 
         self.network = network
@@ -151,6 +152,7 @@ class Subject:
             "name": name,
             "parameters": sum(parameter.numel() for parameter in network.parameters()),
             "weights": weights,
+            "files": files,
             "dtype": dtype,
             "device": str(network.trunk.head_weight.device),
             "plain": self.standard_only,
@@ -160,12 +162,13 @@ class Subject:
 def open_subject(name: str, device: str, precision: Any) -> Subject:
     """Raises ValueError for what is no model or device."""
     from fullband.evaluate.harness.model import small_files
-    from fullband.evaluate.plan import weights_hash
+    from fullband.evaluate.plan import files_hash, weights_hash
     from fullband.loading import load_model
     from fullband.train.run import resolve_device
 
     network = load_model(name, resolve_device(device, "--device"), precision, plain=True)
-    return Subject(name, network, str(precision).removeprefix("torch."), weights_hash(small_files(name)))
+    folder = small_files(name)
+    return Subject(name, network, str(precision).removeprefix("torch."), weights_hash(folder), files_hash(folder))
 
 
 def run_part(
@@ -181,12 +184,13 @@ def run_part(
 ) -> None:
     from fullband.evaluate.plan import check_folder, start
     from fullband.evaluate.run import evaluate as run
+    from fullband.evaluate.run import hashes
     from fullband.files import alone_in
 
     check_folder(folder, plan, subject.about)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        start(folder, plan, subject.about)
+        start(folder, plan, subject.about, hashes(material, plan))
         run(
             subject.network,
             text,

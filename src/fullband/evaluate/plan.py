@@ -105,7 +105,7 @@ def plan_names(names: Sequence[str], suite: str | None) -> dict[str, Any]:
 
 
 def check_folder(folder: Path, plan: Plan, model: Mapping[str, Any]) -> bool:
-    """Whether the folder holds this evaluation already, with this limit or another: what was answered serves both.
+    """Whether the folder holds this evaluation already, with this limit or another, or other data: each answer says what made it.
 
     Raises ValueError if it holds another evaluation, or results of which nobody knows what was asked, or can't be written.
     """
@@ -117,18 +117,28 @@ def check_folder(folder: Path, plan: Plan, model: Mapping[str, Any]) -> bool:
             )
         return False
     held, asked = read_plan(folder), _content(plan, model)
+    if "files" in asked["model"] and "files" not in held.get("model", {}):
+        raise ValueError(f"{folder}: its {PLAN} is older and does not say which model files made its answers; give another --output")
     differing = sorted(key for key in asked if held.get(key) != asked[key] and key != "limit")
     if differing:
+        if "model" in differing:
+            of_model = sorted(key for key in asked["model"] if held["model"].get(key) != asked["model"][key])
+            differing[differing.index("model")] = f"model ({', '.join(of_model)})"
         raise ValueError(f"{folder}: holds an evaluation with another {', '.join(differing)}; give another --output")
     return True
 
 
-def start(folder: Path, plan: Plan, model: Mapping[str, Any]) -> None:
-    """Make the folder, and write into it what is asked. Where another limit was, answers and scores stay, and tasks are summed up anew."""
+def start(folder: Path, plan: Plan, model: Mapping[str, Any], material: Mapping[str, Any] | None = None) -> None:
+    """Make the folder, and write into it what is asked; `material` as `run.hashes` gives it.
+
+    Where another limit was, or other data or prompts, tasks are summed up anew; scores and answers stay, and serve where the same is asked.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    content = _content(plan, model)
-    if (folder / PLAN).is_file() and read_plan(folder).get("limit") == content["limit"]:
-        return
+    content = _content(plan, model) | ({} if material is None else {"material": dict(material)})
+    if (folder / PLAN).is_file():
+        held = read_plan(folder)
+        if all(held.get(key) == content.get(key) for key in ("limit", "material")):
+            return
     for name in OF_ONE_LIMIT:
         (folder / f"{name}.jsonl").unlink(missing_ok=True)
     write_json(folder / PLAN, content)
@@ -153,6 +163,15 @@ def read_json(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{path}: not readable ({' '.join(str(error).split())})") from None
+
+
+def files_hash(folder: Path) -> str:
+    """SHA-256 over the files of a model folder that change what it says and are no weights: configurations, tokenizer, template, code;
+    and over the commit, if the folder is a hub's snapshot, whose weights may not be here."""
+    kinds = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".py", ".yaml")
+    files = sorted(path for path in folder.rglob("*") if path.suffix in kinds and path.is_file())
+    commit = folder.name if folder.parent.name == "snapshots" else ""
+    return hashlib.sha256("\n".join([commit, *(f"{path.relative_to(folder)} {file_hash(path)}" for path in files)]).encode()).hexdigest()
 
 
 def weights_hash(folder: Path) -> str | None:

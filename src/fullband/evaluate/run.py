@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fullband.evaluate.generative.grades import grade
+from fullband.evaluate.generative.grades import grade, grader_hash
 from fullband.evaluate.generative.problems import TASKS as GENERATIVE
 from fullband.evaluate.generative.problems import ProblemSet, load_problems
 from fullband.evaluate.generative.rollouts import roll_out, room_for_prompts
-from fullband.evaluate.harness.choice import check_metrics, score_benchmark
+from fullband.evaluate.harness.choice import check_metrics, requests_of, score_benchmark
 from fullband.evaluate.harness.model import FullBandLM
 from fullband.evaluate.harness.tasks import Benchmark, load_benchmarks
 from fullband.evaluate.harness.text import HarnessText
@@ -76,6 +76,17 @@ def load_material(plan: Plan, text: HarnessText, data_dir: Path | None) -> Mater
         check_metrics(benchmark)
     problems = [load_problems(GENERATIVE[name], plan.prompts, text.template, data_dir, plan.limit, plan.shard) for name in plan.generative]
     return Material(benchmarks, problems)
+
+
+def hashes(material: Material, plan: Plan) -> dict[str, dict[str, str]]:
+    """By task, of its data, of all its prompts with what ends or follows them (those of all shards), and of what grades its answers."""
+    found = {}
+    for benchmark in material.benchmarks:
+        asked = [(task, one.doc_id, one.args) for task, own in requests_of(benchmark, plan.limit).items() for one in own]
+        found[benchmark.name] = {"data": benchmark.data_hash(), "prompts": _together([repr(one) for one in asked])}
+    for problems in material.problems:
+        found[problems.task.name] = {"data": problems.data_hash, "prompts": problems.prompts_of_all, "grader": grader_hash()}
+    return found
 
 
 def evaluate(
@@ -172,8 +183,6 @@ def _together(hashes: Sequence[str]) -> str:
 
 def show_prompts(material: Material, plan: Plan, count: int = 1) -> list[dict[str, Any]]:
     """For --dry-run: the first `count` prompts of each task, with the continuations whose log-likelihoods are compared."""
-    from fullband.evaluate.harness.choice import requests_of
-
     shown: list[dict[str, Any]] = []
     for benchmark in material.benchmarks:
         instances = next(iter(requests_of(benchmark, min(count, plan.limit or count)).values()))

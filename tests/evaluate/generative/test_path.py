@@ -108,6 +108,49 @@ def test_code(data: Path, script: Any, sandbox: Sandbox, isometric_model: Callab
     assert not again and len(kept) == 12
 
 
+@pytest.mark.parametrize(
+    ("change", "made"),
+    [
+        (lambda problem: (replace(problem, prompt=problem.prompt + " "), setting("soft", 0.5, 2)), True),  # a template with today's date
+        (lambda problem: (replace(problem, stops=("x",)), setting("soft", 0.5, 2)), True),
+        (lambda problem: (problem, replace(setting("soft", 0.5, 2), seed=6)), True),
+        (lambda problem: (problem, replace(setting("soft", 0.5, 2), new_tokens=8)), True),
+        (lambda problem: (problem, replace(setting("soft", 0.5, 2), n=1)), True),
+        (lambda problem: (replace(problem, reference="other"), setting("soft", 0.5, 2)), False),  # changes the grade alone
+    ],
+)
+def test_an_answer_serves_only_what_made_it(
+    data: Path, script: Any, isometric_model: Callable[..., FullBandModel], change: Any, made: bool
+) -> None:
+    [problem, *_] = load_problems(TASKS["humaneval"], "base", ChatTemplate(), data, None).problems
+    calls, journal, model = script(lambda prompt, *asked: RIGHT), Journal(), isometric_model(context=512)
+    for _ in range(2):
+        roll_out(model, TEXT, [problem], setting("soft", 0.5, 2), journal)
+    assert len(calls) == 1
+    other, asked = change(problem)
+    roll_out(model, TEXT, [other], asked, journal)
+    assert len(calls) == 1 + made and len(journal) == 1
+
+
+def test_a_grade_serves_only_what_made_it(data: Path, script: Any, isometric_model: Callable[..., FullBandModel], monkeypatch: Any) -> None:
+    """Other answers, another reference and other graders judge anew; a right answer becomes wrong where the data say another number."""
+    found = load_problems(TASKS["gsm8k"], "base", ChatTemplate(), data, 1)
+    asked, rollouts, grades = setting("standard", 0.0, 1, "gsm8k"), Journal(), Journal()
+    script(lambda *asked: "#### 1")
+    roll_out(isometric_model(context=2048), TEXT, found.problems, asked, rollouts)
+    graded: list[int] = []
+    [key] = [asked.key(problem) for problem in found.problems]
+    grade(found, [asked], rollouts, grades, done=graded.append)
+    grade(found, [asked], rollouts, grades, done=graded.append)
+    assert graded == [1] and grades[key]["verdicts"] == ["right"]
+    other = replace(found, problems=[replace(found.problems[0], reference="#### 2")])
+    grade(other, [asked], rollouts, grades, done=graded.append)
+    assert graded == [1, 1] and grades[key]["verdicts"] == ["wrong"]
+    monkeypatch.setattr("fullband.evaluate.generative.grades.grader_hash", lambda: "new")
+    grade(other, [asked], rollouts, grades, done=graded.append)
+    assert graded == [1, 1, 1]
+
+
 def test_interrupted_rollouts_go_on(data: Path, script: Any, isometric_model: Callable[..., FullBandModel], tmp_path: Path) -> None:
     found = load_problems(TASKS["humaneval"], "base", ChatTemplate(), data, None)
     path = tmp_path / "rollouts.jsonl"

@@ -111,13 +111,14 @@ TASKS = {
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """The problems of a benchmark, and hashes of their data and prompts."""
+    """The problems of a benchmark, and hashes of their data and prompts; `prompts_of_all`: of the whole of which they are a shard."""
 
     task: GenerativeTask
     prompts: Prompts
     problems: list[Problem]
     data_hash: str
     prompt_hash: str
+    prompts_of_all: str = ""
 
 
 def load_problems(
@@ -134,7 +135,7 @@ def load_problems(
 
     [benchmark] = load_benchmarks([task.task], 0 if prompts == "chat" else None, data_dir)
     problems = []
-    for instances in requests_of(benchmark, limit, shard).values():
+    for instances in requests_of(benchmark, limit).values():
         for instance in instances:
             base, settings = instance.arguments
             turn = [Message(role="user", content=task.question(instance.doc))]
@@ -142,5 +143,11 @@ def load_problems(
             stops = task.stops(settings.get("until", []), prompts == "chat", template)
             question = str(instance.doc[task.field]).strip()
             problems.append(Problem(instance.doc_id, question, text, stops, task.reference(instance.doc)))
-    whole = hashlib.sha256("\0".join(problem.prompt for problem in problems).encode())
-    return ProblemSet(task, prompts, problems, benchmark.data_hash(), whole.hexdigest()[:16])
+    index, count = shard
+    own = [problem for problem in problems if problem.number % count == index]
+    of_all = _hash([repr((problem.prompt, problem.stops, problem.reference)) for problem in problems])
+    return ProblemSet(task, prompts, own, benchmark.data_hash(), _hash([problem.prompt for problem in own]), of_all)
+
+
+def _hash(texts: list[str]) -> str:
+    return hashlib.sha256("\0".join(texts).encode("utf-8", errors="surrogatepass")).hexdigest()[:16]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fullband.config import FeedbackPasses
@@ -39,6 +40,10 @@ class Setting:
     def key(self, problem: Problem | int) -> str:
         return f"{self.name}/{problem if isinstance(problem, int) else problem.number}"
 
+    def made_of(self, ids: Sequence[int], stops: Sequence[str]) -> str:
+        """Hash of what makes an answer of one model: the prompt's ids as they are given, strings that end it, and this setting."""
+        return hashlib.sha256(repr((asdict(self), list(ids), list(stops))).encode()).hexdigest()[:24]
+
 
 def room_for_prompts(model: FeedbackModel, setting: Setting) -> int:
     """Tokens that a prompt may have. Raises ValueError if the context has no room for an answer of `new_tokens`."""
@@ -60,7 +65,10 @@ def roll_out(
     batch_rows: int = 8,
     done: Callable[[int], None] | None = None,
 ) -> None:
-    """Put into `journal`, for each problem that it lacks, {"question": …, "cut": …, "rollouts": [{"text", "tokens", "finish"}, …]}.
+    """Put into `journal`, for each problem that it lacks,
+    {"made_of": …, "question": …, "cut": …, "rollouts": [{"text", "tokens", "finish"}, …]}.
+
+    made_of as `Setting.made_of`; an answer that another prompt, stop or setting made is made again
 
     text    without the string that ended it
     tokens  made, those of that string included
@@ -70,8 +78,9 @@ def roll_out(
     Longest prompts first. Raises ValueError as `room_for_prompts`.
     """
     room = room_for_prompts(model, setting)
-    waiting = [problem for problem in problems if setting.key(problem) not in journal]
-    ids = {problem.number: text.encode(problem.prompt) for problem in waiting}
+    ids = {problem.number: text.encode(problem.prompt) for problem in problems}
+    made_of = {problem.number: setting.made_of(ids[problem.number][-room:], problem.stops) for problem in problems}
+    waiting = [problem for problem in problems if (journal.get(setting.key(problem)) or {}).get("made_of") != made_of[problem.number]]
     waiting.sort(key=lambda problem: (-len(ids[problem.number]), problem.number))
     size = max(1, batch_rows // setting.n)
     for first in range(0, len(waiting), size):
@@ -93,6 +102,7 @@ def roll_out(
         for place, problem in enumerate(batch):
             own = completions[place * setting.n : (place + 1) * setting.n]
             records[setting.key(problem)] = {
+                "made_of": made_of[problem.number],
                 "question": problem.question,
                 "cut": max(0, len(ids[problem.number]) - room),
                 "rollouts": [{"text": one.text, "tokens": len(one.tokens), "finish": one.finish_reason} for one in own],

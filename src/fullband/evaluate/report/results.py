@@ -141,14 +141,20 @@ def gather_baseline(shards: Sequence[Path], asked: Plan) -> Gathered | None:
     model = whole_plan(there[0])["model"]
     again = f"evaluate again with --baseline {model['name']}"
     expected = {"model": model, **asdict(asked.of_baseline())}
-    for folder in folders:
+    for shard, folder in zip(shards, folders, strict=True):
         if folder not in there:
             raise ValueError(f"{folder}: missing, while {there[0]} is there; {again}, or remove that one")
         held = whole_plan(folder)
-        if differing := sorted(key for key in held if key != "shard" and held[key] != expected[key]):
+        of_data = expected | {"data": _data(whole_plan(shard))} if (shard / PLAN).is_file() else expected
+        held = {**held, "data": _data(held)}
+        if differing := sorted(key for key in of_data if key != "shard" and held[key] != of_data[key]):
             words = ", ".join(f"limit ({held['limit'] or 'none'} there)" if key == "limit" else key for key in differing)
             raise ValueError(f"{folder}: asked with another {words} than this evaluation; {again}, or remove that folder")
     return Gathered(folders, asked.of_baseline(), f"{again}, or remove that folder")
+
+
+def _data(held: dict[str, Any]) -> dict[str, str]:
+    return {name: one["data"] for name, one in (held["material"] or {}).items()}
 
 
 def _task(name: str, own: Gathered, other: Gathered | None) -> dict[str, Any]:
@@ -182,10 +188,10 @@ def _smallest(own: Gathered, plan: Plan) -> int:
 def plan_of(folder: Path) -> Plan:
     """Raises ValueError for a plan of another version, or one that can't be read."""
     held = read_plan(folder)
-    if unknown := held.keys() - {"model", *Plan.__dataclass_fields__}:
+    if unknown := held.keys() - {"model", "material", *Plan.__dataclass_fields__}:
         raise ValueError(f"{folder / PLAN}: not a plan this version can read ({min(unknown)}: unknown)")
     try:
-        return TypeAdapter(Plan).validate_python({key: value for key, value in held.items() if key != "model"})
+        return TypeAdapter(Plan).validate_python({key: value for key, value in held.items() if key not in ("model", "material")})
     except ValidationError as error:
         first = error.errors()[0]
         what = ".".join(map(str, first["loc"])) or "plan"
@@ -195,8 +201,9 @@ def plan_of(folder: Path) -> Plan:
 
 
 def whole_plan(folder: Path) -> dict[str, Any]:
-    """The model and the plan, whole: an older plan.json may lack a key. Raises ValueError as `plan_of`."""
-    return {"model": read_plan(folder)["model"], **asdict(plan_of(folder))}
+    """The model, hashes of data and prompts, and the plan, whole: an older plan.json may lack a key. Raises ValueError as `plan_of`."""
+    held = read_plan(folder)
+    return {"model": held["model"], "material": held.get("material"), **asdict(plan_of(folder))}
 
 
 def _versions() -> dict[str, str]:
