@@ -198,7 +198,7 @@ def test_pictures_show_what_there_is(tmp_path: Path) -> None:
 def test_an_evaluation_is_not_mixed_with_another(tmp_path: Path) -> None:
     plan = write_run(tmp_path, 3)
     assert check_folder(tmp_path, plan, MODEL)
-    with pytest.raises(ValueError, match="another model; give another --output"):
+    with pytest.raises(ValueError, match=r"another model \(weights\); give another --output"):
         check_folder(tmp_path, plan, MODEL | {"weights": "1" * 64})
     assert not check_folder(tmp_path / "new", plan, MODEL)
 
