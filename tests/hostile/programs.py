@@ -53,6 +53,19 @@ ADVERSARIES: dict[str, tuple[str, str]] = {  # name: the outcome or outcomes tha
         "import os, time\nfor _ in range(4):\n if os.fork() == 0:\n  x = bytearray(120 << 20)\n  time.sleep(1000)\ntime.sleep(1000)",
     ),
     "memory that no process holds": ("broken", "import os\nfd = os.memfd_create('x')\nwhile True: os.write(fd, bytes(1 << 20))"),
+    "memory that its pages' owner gave back": (
+        "broken",
+        "import mmap, os\nfor _ in range(4):\n m = mmap.mmap(-1, 100 << 20)\n for at in range(0, 100 << 20, 4096): m[at] = 1\n"
+        " m.madvise(mmap.MADV_DONTNEED)\n if os.fork() == 0: pass\n" + SOLVED,
+    ),
+    "memory of the zero device": ("broken", "import mmap, os\nm = mmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20)\n" + SOLVED),
+    "memory eaten while the tests are busy": (
+        "memory",
+        "import os, time\nfor _ in range(4):\n if os.fork() == 0:\n  time.sleep(0.5)\n  x = bytearray(120 << 20)\n  time.sleep(1000)\n"
+        "def f(x): return 'x' * (8 << 20) + '!'",
+    ),
+    "file flood": ("memory", "for n in range(50000): open(f'/tmp/{{n}}', 'w').close()\n" + SOLVED),
+    "folder flood": ("memory", "import os\nfor n in range(50000): os.mkdir(f'/dev/shm/{{n}}')\n" + SOLVED),
     "shared memory flood": ("broken", "for n in range(100): open(f'/dev/shm/{{n}}', 'wb').write(bytes(1 << 20))"),
     "disk flood": ("broken", "for n in range(100): open(f'/tmp/{{n}}', 'wb').write(bytes(1 << 20))"),
     "one large file": ("broken exited", "with open('/tmp/x', 'wb') as file:\n while True: file.write(bytes(1 << 20))"),
@@ -61,6 +74,15 @@ ADVERSARIES: dict[str, tuple[str, str]] = {  # name: the outcome or outcomes tha
     # reaching out
     "network": ("broken", "import socket\nsocket.create_connection(('127.0.0.1', {port}), 3)\n" + SOLVED),
     "network of the outside": ("broken", "import socket\nsocket.create_connection(('192.0.2.1', 80), 3)\n" + SOLVED),
+    "machine that hosts this one": ("broken", "import socket\nsocket.socket(40, socket.SOCK_STREAM)\n" + SOLVED),
+    "kernel's sockets": ("broken", "import socket\nsocket.socket(38, socket.SOCK_SEQPACKET)\n" + SOLVED),
+    "netlink": ("broken", "import socket\nsocket.socket(16, socket.SOCK_RAW)\n" + SOLVED),
+    "packets": ("broken", "import socket\nsocket.socket(17, socket.SOCK_RAW)\n" + SOLVED),
+    "paths of the host in packages": (
+        "broken",
+        "import glob\nfound = ''\nfor path in glob.glob('/packages/*/*.pth') + glob.glob('/packages/*/*/direct_url.json'):\n"
+        " try: found += open(path).read()\n except OSError: pass\nassert found\n" + SOLVED,
+    ),
     "home folder read": ("broken", "open({home!r}).read()\n" + SOLVED),
     "home folder listed": ("broken", "import os, os.path\nassert os.listdir(os.path.dirname({home!r}))\n" + SOLVED),
     "password file": ("broken", "open('/etc/passwd').read()\n" + SOLVED),
@@ -86,6 +108,17 @@ ADVERSARIES: dict[str, tuple[str, str]] = {  # name: the outcome or outcomes tha
     "kills everything": ("broken failed exited", "import os, signal\nos.kill(-1, signal.SIGKILL)\ndef f(x): return 4"),
     "stops its parent": ("broken failed exited", "import os, signal\nos.kill(1, signal.SIGSTOP)\ndef f(x): return 4"),
     "interrupts its parent": ("broken failed exited", "import os, signal\nos.kill(1, signal.SIGINT)\ndef f(x): return 4"),
+    "limits of its parent": ("broken", "import resource\nresource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))\n" + SOLVED),
+    "limits of its parent, by its number": (
+        "broken",
+        "import ctypes, os\nnew = (ctypes.c_uint64 * 2)(0, 0)\nassert ctypes.CDLL(None).syscall(302 if os.uname().machine == 'x86_64' else 261, 1, 0, new, 0) == 0\n" + SOLVED,
+    ),
+    "starves its parent": ("broken", "import os\nos.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))\n" + SOLVED),
+    "interrupts its parent again and again": (
+        "failed exited broken",
+        "import os, signal, threading\ndef again():\n while True: os.kill(1, signal.SIGINT)\n"
+        "threading.Thread(target=again, daemon=True).start()\ndef f(x): return 4",
+    ),
     "reads the tester's memory": ("broken", "open('/proc/1/mem', 'rb')\n" + SOLVED),
     "reads the tester's environment": ("broken", "open('/proc/1/environ', 'rb').read()\n" + SOLVED),
     "opens the tester's files": ("broken", "import os\nos.open('/proc/1/fd/1', os.O_WRONLY)\n" + SOLVED),
@@ -168,6 +201,16 @@ ADVERSARIES: dict[str, tuple[str, str]] = {  # name: the outcome or outcomes tha
         "failed",
         "class A(int):\n def __eq__(self, other): return True\n def __sub__(self, other): return self\n __hash__ = int.__hash__\n"
         "def f(x): return A(4)",
+    ),
+    "raises when it is compared or written": (
+        "failed exited",
+        "class A:\n def __str__(self): raise SystemExit\n __repr__ = __str__\n def __eq__(self, other): raise KeyboardInterrupt\n"
+        " def __abs__(self): raise GeneratorExit\ndef f(x): return A()",
+    ),
+    "raises an error that can't be written": (
+        "failed exited",
+        "class E(ValueError):\n def __str__(self): raise SystemExit\n def __getattribute__(self, name): raise KeyboardInterrupt\n"
+        "def f(x): raise E",
     ),
     "reckons as it likes": (
         "failed",

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -153,6 +157,82 @@ def test_a_user_namespace_holds_as_well(sandbox, monkeypatch, solution, expected
     """What everybody but root gets. (Its limit of processes is the tester's count here, since the kernel does not limit root's.)"""
     monkeypatch.setattr(bubblewrap, "users", lambda: None)
     assert outcome(sandbox, solution, "assert f() == 1")[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("solution", "expected"),
+    [
+        ("class A:\n def __str__(s): raise SystemExit\n __repr__ = __str__\n def __eq__(s, o): raise KeyboardInterrupt\ndef f(): return A()", "failed"),
+        ("class A:\n def __str__(s): return 1\ndef f(): return A()", "failed"),
+        ("class A:\n def __str__(s): import os; os._exit(0)\ndef f(): return A()", "failed exited"),
+    ],
+)  # fmt: skip
+def test_what_a_failed_test_says_may_be_the_solutions_word(sandbox, solution, expected):
+    assert outcome(sandbox, solution, "x = f()\nassert x == 1, x")[0] in expected.split()
+
+
+def test_a_disturbed_tester_is_a_verdict(sandbox):
+    """Whatever ends it after the solution was started: here the tests themselves, as a hole in the sandbox would."""
+    assert outcome(sandbox, "", "import os\nos._exit(3)") == ("exited", "the tests' process ended without a verdict")
+    assert outcome(sandbox, "", "import os\nos.closerange(0, 64)\nf()")[0] == "exited"
+
+
+def test_memory_is_counted_while_the_tests_hold_the_interpreter(sandbox):
+    solution = "import os, time\nfor _ in range(4):\n if os.fork() == 0:\n  time.sleep(0.3)\n  x = bytearray(120 << 20)\n  time.sleep(60)\ndef f(): return 1"
+    assert outcome(sandbox, solution, "import re\nf()\nre.match('(a|a)*b', 'a' * 60)")[0] == "memory"
+
+
+def test_what_cannot_be_counted_ends_the_run(sandbox, monkeypatch):
+    def refuse(first):
+        raise PermissionError(1, "no /proc")
+
+    monkeypatch.setattr(sandbox_module, "use_below", refuse)
+    assert outcome(sandbox, "import time\ntime.sleep(60)", "")[0] == "exited"
+
+
+AS_ANOTHER_USER = """
+import json, sys
+from fullband.evaluate.sandbox import Limits, Program, Sandbox
+sandbox = Sandbox(Limits(seconds=10, memory=256 << 20, processes=12, disk=4 << 20, output=64 << 10))
+print(json.dumps([sandbox.run(Program(solution, "assert f(2) == 4\\nassert f(3) == 9")).outcome for solution in json.load(sys.stdin)]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user; others are one already")
+def test_as_another_user(sandbox, tmp_path_factory):
+    """The whole pool as a user who owns nothing: solution and tester are then the same user."""
+    python = "/usr/bin/python3"  # this test's own may lie in root's home
+    found = (
+        subprocess.run([python, "-c", "import sys; print(sys.version_info >= (3, 11))"], capture_output=True, text=True)
+        if os.path.exists(python)
+        else None
+    )
+    if found is None or found.stdout.strip() != "True":
+        pytest.skip("the system has no Python 3.11 that every user may run")
+    expected = {
+        "def f(x): return x * x": "passed",
+        "import os, signal\nfor _ in range(99): os.kill(1, signal.SIGINT)\ndef f(x): return 4": "failed",
+        "import os, signal\nos.kill(1, signal.SIGKILL)\ndef f(x): return 4": "failed",
+        "import resource\nresource.prlimit(1, resource.RLIMIT_AS, (0, 0))\ndef f(x): return x * x": "broken",
+        "import resource\nresource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))\ndef f(x): return x * x": "broken",
+        "open('/proc/1/mem', 'rb')\ndef f(x): return x * x": "broken",
+        "import os, time\nfor _ in range(4):\n if os.fork() == 0:\n  x = bytearray(120 << 20)\n  time.sleep(60)\ntime.sleep(60)": "memory",
+    }
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        package = Path(folder, "fullband", "evaluate")
+        shutil.copytree(Path(sandbox_module.__file__).parent, package / "sandbox")
+        (package / "__init__.py").touch()
+        (package.parent / "__init__.py").touch()
+        for path in [Path(folder), *Path(folder).rglob("*")]:
+            path.chmod(0o755)
+        done = subprocess.run(
+            [python, "-c", AS_ANOTHER_USER], input=json.dumps(list(expected)), capture_output=True, text=True, cwd="/",
+            env={"PYTHONPATH": folder, "PATH": "/usr/bin:/bin"}, user=65534, group=65534, extra_groups=[],
+        )  # fmt: skip
+    if "does not work here" in done.stderr:
+        pytest.skip(f"this machine gives other users no namespaces: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    assert dict(zip(expected, json.loads(done.stdout), strict=True)) == expected
 
 
 def test_many_at_a_time_in_their_order(sandbox):

@@ -78,6 +78,13 @@ def _is_a_user(user: int) -> bool:
     return any(start <= user < start + count for start, _, count in ranges)
 
 
+@functools.cache
+def _telling(folder: str) -> tuple[str, ...]:
+    """Files of installed packages that name folders of the host: where editable installations and their sources lie."""
+    patterns = ("*.pth", "*.egg-link", "__editable__*", "*.dist-info/direct_url.json")
+    return tuple(str(path.relative_to(folder)) for pattern in patterns for path in sorted(Path(folder).glob(pattern)) if path.is_file())
+
+
 def command(*, disk: int, as_root: bool, filter_fd: int, info_fd: int) -> list[str]:
     """Arguments of bubblewrap, up to the program to run. `disk` in bytes, for each of /tmp and /dev/shm, the only places to write to."""
     arguments = [bubblewrap(), "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -100,7 +107,18 @@ def command(*, disk: int, as_root: bool, filter_fd: int, info_fd: int) -> list[s
     arguments += ["--dir", "/fullband", "--dir", "/packages"]  # else they are made as root's alone
     for outside, inside in (*interpreter().shown, (str(INSIDE), f"/fullband/{INSIDE.name}")):
         arguments += ["--ro-bind", outside, inside]
-    arguments += ["--proc", "/proc", "--dev", "/dev"]
+    for outside, inside in interpreter().shown:
+        for path in _telling(outside):
+            arguments += ["--ro-bind", os.devnull, f"{inside}/{path}"]
+    arguments += [
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--dev-bind",
+        os.devnull,
+        "/dev/zero",
+    ]  # a shared mapping of it is memory of no process
     for writable in ("/dev/shm", "/tmp"):
         arguments += ["--perms", "1777", "--size", str(disk), "--tmpfs", writable]
     arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]

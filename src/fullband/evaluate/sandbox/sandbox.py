@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal, get_args
 
 from fullband.evaluate.sandbox import bubblewrap, seccomp
+from fullband.evaluate.sandbox.watch import use_below
 
 Outcome = Literal["passed", "failed", "broken", "exited", "timeout", "memory", "processes", "output"]
 
@@ -149,6 +150,8 @@ def _start_sandboxed(job: dict[str, Any], limits: Limits) -> Iterator[_Running]:
         info_write.close()
         first = _first_process(info_read)
         with _Running(process, job, limits.output, lambda: _kill_sandbox(process, first)) as running:
+            if first is not None:
+                threading.Thread(target=running.watch, args=(first, limits), daemon=True).start()
             yield running
 
 
@@ -169,6 +172,7 @@ class _Running:
     def __init__(self, process: subprocess.Popen[bytes], job: dict[str, Any], most_output: int, kill: Callable[[], None]):
         self.process, self.kill, self.most_output = process, kill, most_output
         self.printed, self.printed_bytes, self.report = bytearray(), 0, b""
+        self.seen: tuple[Outcome, str] | None = None  # a limit passed, as seen from out here
         self.done = threading.Event()
         self.job = json.dumps(job).encode() + b"\n"
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._read_output, self._read_report)]
@@ -188,19 +192,41 @@ class _Running:
             self.process.stdin.close()
 
     def verdict(self, seconds: float) -> tuple[Outcome, str]:
-        """Wait for the tester's word, no longer than `seconds`."""
+        """Wait for the tester's word, no longer than `seconds`. Raises SandboxError if the tester did not get as far as the solution: what
+        ends it later, the solution may have brought about."""
         if not self.done.wait(seconds):
             return "timeout", f"not finished after {seconds:g} s"
         if self.printed_bytes > self.most_output:
             return "output", f"more than {self.most_output} bytes printed"
+        if self.seen:
+            return self.seen
+        ready, _, word = self.report.partition(b"\n")
         try:
-            said = json.loads(self.report)
+            said = json.loads(word)
             outcome, detail = said["outcome"], said["detail"]
         except (ValueError, KeyError, TypeError):
-            return self._no_word()
+            return self._no_word() if ready != b"ready" else ("exited", "the tests' process ended without a verdict")
         if outcome not in get_args(Outcome):
             raise SandboxError(f"{outcome}: {detail}")
         return outcome, detail
+
+    def watch(self, first: int, limits: Limits) -> None:
+        """Ends the run once all processes inside together use too much memory or are too many, or once they can't be counted."""
+        while not self.done.wait(0.02):
+            try:
+                memory, processes = use_below(first)
+            except (OSError, ValueError, IndexError) as error:
+                if self.done.wait(1):  # the run has ended, and with it what was counted
+                    return
+                self.seen = "exited", f"what it uses can't be counted ({error})"
+            else:
+                if memory > limits.memory:
+                    self.seen = "memory", f"more than {limits.memory >> 20} MiB of memory"
+                elif processes > limits.processes:
+                    self.seen = "processes", f"more than {limits.processes} processes"
+            if self.seen:
+                self.done.set()
+                return
 
     def _no_word(self) -> tuple[Outcome, str]:
         self.threads[1].join(timeout=1)
@@ -227,7 +253,7 @@ class _Running:
     def _read_report(self) -> None:
         for chunk in _chunks(self.process.stdout):
             self.report += chunk
-            if b"\n" in chunk:
+            if self.report.count(b"\n") > 1:
                 break
         self.done.set()
 

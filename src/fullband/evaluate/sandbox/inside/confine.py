@@ -6,8 +6,6 @@ import contextlib
 import os
 from typing import TypedDict
 
-PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-
 
 class Limits(TypedDict):
     """Seconds, bytes and counts, as the host states them."""
@@ -54,14 +52,3 @@ def hide_memory() -> None:
 
         if ctypes.CDLL(None, use_errno=True).prctl(4, 0, 0, 0, 0) != 0:  # PR_SET_DUMPABLE
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
-
-
-def use_of_others() -> tuple[int, int]:
-    """Bytes of memory and number of processes of all that live in this process namespace, this one left out."""
-    own, total, processes = str(os.getpid()), 0, 0
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and entry != own:
-            with contextlib.suppress(OSError, IndexError), open(f"/proc/{entry}/statm") as file:  # it may end meanwhile
-                total += int(file.read().split()[1]) * PAGE
-                processes += 1
-    return total, processes

@@ -68,7 +68,11 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    return {"error": [kind.__name__ for kind in type(error).__mro__], "message": str(error)[:1000]}
+    try:
+        message = str.__str__(str(error))[:1000]
+    except BaseException:  # it is the solution's own word too
+        message = ""
+    return {"error": [kind.__name__ for kind in type(error).__mro__], "message": message}
 
 
 def flush() -> None:
