@@ -59,11 +59,6 @@ ADVERSARIES: dict[str, tuple[str, str]] = {  # name: the outcome or outcomes tha
         " m.madvise(mmap.MADV_DONTNEED)\n if os.fork() == 0: pass\n" + SOLVED,
     ),
     "memory of the zero device": ("broken", "import mmap, os\nm = mmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20)\n" + SOLVED),
-    "memory eaten while the tests are busy": (
-        "memory",
-        "import os, time\nfor _ in range(4):\n if os.fork() == 0:\n  time.sleep(0.5)\n  x = bytearray(120 << 20)\n  time.sleep(1000)\n"
-        "def f(x): return 'x' * (8 << 20) + '!'",
-    ),
     "file flood": ("memory", "for n in range(50000): open(f'/tmp/{{n}}', 'w').close()\n" + SOLVED),
     "folder flood": ("memory", "import os\nfor n in range(50000): os.mkdir(f'/dev/shm/{{n}}')\n" + SOLVED),
     "shared memory flood": ("broken", "for n in range(100): open(f'/dev/shm/{{n}}', 'wb').write(bytes(1 << 20))"),

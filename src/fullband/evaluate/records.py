@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -25,7 +25,7 @@ class Rollout(TypedDict):
 
 
 class Rollouts(TypedDict):
-    question: str
+    question: NotRequired[str]  # older ones lack it
     cut: int
     rollouts: list[Rollout]
 
