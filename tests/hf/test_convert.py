@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, T5Config, T5ForConditionalGeneration
 
 import fullband
 from fullband.config import TrunkConfig
@@ -189,6 +189,10 @@ def test_a_native_tokenizer_is_the_same_in_transformers(tmp_path: Path, tokenize
     assert theirs(text).input_ids == tokenizer.encode(text)
     assert theirs.decode(tokenizer.encode(text)) == text
     assert theirs.eos_token_id == tokenizer.end_of_document
+    if theirs.pad_token is not None:  # collators mask padding: an end that is padding would never be learned
+        assert theirs.pad_token_id not in (theirs.eos_token_id, *tokenizer.encode(text))
+        assert theirs.pad_token_id < native().trunk.vocab_size
+        assert GenerationConfig.from_pretrained(tmp_path / "out").pad_token_id == theirs.pad_token_id
     assert load_tokenizer(tmp_path / "out").name == tokenizer.name
 
 

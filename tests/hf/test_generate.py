@@ -176,6 +176,36 @@ def test_streamer_processor_and_stopping_criterion() -> None:
     assert len(new) == 3 and new[0] == free[0] and free[1] not in new
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 3.0},
+        {"repetition_penalty": 3.0, "num_beams": 2, "num_return_sequences": 2},
+        {"no_repeat_ngram_size": 1},
+        {"encoder_repetition_penalty": 0.3},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"sequence_bias": [[[0], -50.0]]},
+    ],
+    ids=str,
+)
+def test_processors_that_look_back_see_no_padding(options: dict[str, Any], side: str) -> None:
+    """Padding is id 5, which a row that counts it would not choose; each row alone is what it is in the batch."""
+    model, count = shared("llama"), options.get("num_return_sequences", 1)
+    longest = max(map(len, PROMPTS))
+    rows, masks = [], []
+    for prompt in PROMPTS:
+        fill = [5] * (longest - len(prompt))
+        rows.append([*prompt, *fill] if side == "right" else [*fill, *prompt])
+        real, padding = [1] * len(prompt), [0] * len(fill)
+        masks.append([*real, *padding] if side == "right" else [*padding, *real])
+    settings = FREE | dict(pad_token_id=5, latent_feedback_mode="soft") | options
+    together = model.generate(torch.tensor(rows), **settings | {"attention_mask": torch.tensor(masks)})[:, longest:]
+    for row, prompt in enumerate(PROMPTS):
+        alone = model.generate(torch.tensor([prompt]), **settings | {"attention_mask": torch.ones(1, len(prompt))})[:, len(prompt) :]
+        assert together[row * count : (row + 1) * count].tolist() == alone.tolist()
+
+
 def test_a_row_that_ends_is_padded_and_leaves_the_others_alone() -> None:
     model = shared("native")
     free = model.generate(PADDED, **FREE)[:, LENGTH:]

@@ -28,10 +28,25 @@ def test_a_response_that_overflows_is_drawn(growth: float | None, tmp_path: Path
 
 
 def test_the_rule_of_reachability_names_the_layer_that_is_fed_back() -> None:
-    grid = {"layers": [0, 1, 2], "unexpected": 0}
+    grid = {"mode": "standard", "layers": [0, 1, 2], "unexpected": 0, "influence": []}
     assert reach_text({"reach": [grid]}) == "as Eqs. 2 and 7 say" == reach_text({"reach": [grid | {"carried": 2}]})
     assert reach_text({"reach": [grid | {"carried": 1}]}) == "as Eqs. 2 and 7 say where layer 1 is fed back instead of the top one"
-    assert "2 states are not as Eqs. 2 and 7 say (attention" in reach_text({"reach": [grid | {"unexpected": 2}]})
+
+
+def test_states_out_of_reach_are_put_down_to_what_hides_them() -> None:
+    """Windows only where the plain pass, without feedback, misses states as well."""
+    rows = {"open": [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]], "below": [[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]]}
+    rows |= {"window": [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], "none": [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]}
+
+    def said(standard: str, soft: str) -> str:
+        both = {"layers": [0, 1], "unexpected": 1}
+        grids = [{"mode": mode, "influence": [rows["none"], rows[kind]]} | both for mode, kind in (("standard", standard), ("soft", soft))]
+        return reach_text({"reach": grids})
+
+    assert "fusion, which is still closed" in said("below", "below") and "windows" not in said("below", "below")
+    assert "windows" in said("window", "open") and "closed" not in said("window", "open")
+    assert "should not reach" in said("open", "open")
+    assert "gradients" in said("below", "open")
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (2, 9), (1, 32), (2, 48), (2, 1000)])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from fullband.decode.generate import NewText, RowText, TextCompletion, text_steps
+from fullband.decode.generate import NewText, TextCompletion, row_texts, text_steps
 from fullband.decode.modes import Mode
 from fullband.decode.options import GenerateOptions, Settings
 from fullband.decode.prefill import prefill_converged
@@ -84,10 +84,10 @@ class Completing:
         settings: Settings = {**request.settings, "keys": range(first_key, first_key + len(prompts)), "chunk": CHUNK}
         settings["stop_ids"] = [token for token in tokenizer.stops if token < model.trunk.vocab_size]
         self.converged: ConvergedReport | None = None
-        tokens = [tokenizer.encode(prompt) for prompt in prompts]
+        tokens = [tokenizer.begin(prompt) for prompt in prompts]
         self._steps = self._read(model, tokens, request, settings)
         self.rows = self._steps.rows
-        self._texts = [RowText(tokenizer, request.stop, settings.get("min_new_tokens", 0)) for _ in range(self.rows)]
+        self._texts = row_texts(tokenizer, tokens, request.stop, self.rows, settings.get("min_new_tokens", 0))
 
     def _read(self, model: LoadedModel, tokens: list[list[int]], request: Request, settings: Settings) -> TokenStream:
         mode = request.mode

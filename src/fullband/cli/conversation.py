@@ -49,7 +49,7 @@ class Conversation:
     def __init__(self, model: LoadedModel, tokenizer: Tokenizer, template: ChatTemplate, request: Request, system: str | None = None):
         self.model, self.tokenizer, self.template, self.system = model, tokenizer, template, system
         stop = template.stop
-        ends_by_id = stop is not None and len(ids := tokenizer.encode(stop)) == 1 and ids[0] in tokenizer.stops
+        ends_by_id = stop is not None and len(ids := tokenizer.follow("\n", stop)) == 1 and ids[0] in tokenizer.stops
         self.request = request if stop is None or ends_by_id else replace(request, stop=(*request.stop, stop))
         self.turns: list[Turn] = []
 
@@ -93,7 +93,7 @@ class Conversation:
 
         begun = time.perf_counter()
         prompt = self.template.render([*self.messages(before), {"role": "user", "content": user}])
-        length = len(self.tokenizer.encode(prompt))
+        length = len(self.tokenizer.begin(prompt))
         text, made, reason = "", 0, "cancelled"
         try:
             with reading_progress(

@@ -68,7 +68,7 @@ def check_prompts(prompts: list[Prompt], tokenizer: Tokenizer, trunk: Trunk, opt
     lengths = []
     for prompt in prompts:
         try:
-            tokens = tokenizer.encode(prompt.text)
+            tokens = tokenizer.begin(prompt.text)
             align_prompts(trunk, [tokens], cut_to=cut_to)
             options.limits([len(tokens)], trunk.context)
         except ValueError as error:

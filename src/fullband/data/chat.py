@@ -6,8 +6,8 @@ the conversation user-1, answer-1, user-2, answer-2 makes two documents:
     user-1 | answer-1                        plain | fused, scored
     user-1, answer-1, user-2 | answer-2      plain | fused, scored
 
-A prompt is what the chat template gives with its generation prompt, tokenised alone, as at decoding; the answer is what the template
-puts behind it, up to the id that ends a turn.
+A prompt is what the chat template gives with its generation prompt, tokenised as at decoding; the answer is what the template puts behind
+it, tokenised as it stands there, up to the id that ends a turn.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ChatEncoder:
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, length: int):
         self.tokenizer, self.template, self.length = tokenizer, template, length
-        stop = tokenizer.encode(template.stop) if template.stop else []
+        stop = tokenizer.follow("\n", template.stop) if template.stop else []
         self._stop = stop if len(stop) > 1 else []  # a tokenizer that spells the end of a turn out
         self._stops = set(tokenizer.stops) | ({stop[0]} if len(stop) == 1 else set())
 
@@ -160,7 +160,8 @@ class ChatEncoder:
                 raise ValueError(
                     "the chat template does not put an answer behind its own generation prompt; name another (data.source.template)"
                 )
-            prompt_ids, answer_ids = self.tokenizer.encode(prompt), self._ended(self.tokenizer.encode(whole[len(prompt) :]))
+            prompt_ids = self.tokenizer.begin(prompt)
+            answer_ids = self._ended(self.tokenizer.follow(prompt, whole[len(prompt) :]))
             if prompt_ids:
                 found.append(Answer(np.array([*prompt_ids, *answer_ids], dtype=np.int64), len(prompt_ids)))
         return found

@@ -77,6 +77,16 @@ class ChatTemplate:
             raise ValueError(f"the chat template fails on this conversation: {type(error).__name__}: {_one_line(error)}") from None
         return text
 
+    def render_open(self, messages: Sequence[Message]) -> str:
+        """The conversation up to the end of its last message's content, which is to be continued. Raises ValueError as `render`, and
+        for a template that does not write that content."""
+        whole, last = self.render(messages, add_generation_prompt=False), messages[-1]["content"].strip()
+        place = whole.rfind(last)
+        if place < 0:
+            raise ValueError("the chat template does not write the last message as it is: it cannot be continued")
+        kept = messages[-1]["content"]
+        return whole[:place] + (kept[len(kept) - len(kept.lstrip()) :] if whole[place:].startswith(kept.lstrip()) else last)
+
     @cached_property
     def _compiled(self) -> Any:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])

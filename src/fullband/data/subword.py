@@ -27,7 +27,7 @@ _LONG_RUNS = re.compile(rf"\S{{{LONGEST_RUN + 1},}}|\s{{{LONGEST_RUN + 1},}}")
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """Any tokenizer.json. Encodes with add_special_tokens=False: no beginning- or end-of-sequence token is added to a text.
+    """Any tokenizer.json. `encode` adds no special token; what the post-processor puts before a text is `lead`.
 
     The end of document is <|endoftext|> or <|end_of_text|> where the vocabulary has one, else the eos token that the
     tokenizer_config.json or special_tokens_map.json beside it names, else a usual name (</s>, <eos>, ...), else none. Generation stops at
@@ -67,15 +67,24 @@ class HuggingFaceTokenizer(Tokenizer):
         self.end_of_document = end_of_document
         self.stops = stops
         self.special = frozenset(token for token, added in self._backend.get_added_tokens_decoder().items() if added.special)
+        self.lead = self._lead(vocabulary)
+
+    def _lead(self, vocabulary: dict[str, int]) -> tuple[int, ...]:
+        """What the post-processor puts before a text; as in transformers, an add_bos_token beside the file overrides it."""
+        settings = _settings(self._beside.get("tokenizer_config.json"))
+        bos = settings.get("bos_token")
+        bos = bos.get("content") if isinstance(bos, dict) else bos
+        if isinstance(wanted := settings.get("add_bos_token"), bool):
+            return (vocabulary[bos],) if wanted and bos in vocabulary else ()
         with_marks, text = (self._backend.encode("a", add_special_tokens=add).ids for add in (True, False))
-        self.lead = tuple(with_marks[: with_marks.index(text[0])] if text and text[0] in with_marks else ())
+        return tuple(with_marks[: with_marks.index(text[0])] if text and text[0] in with_marks else ())
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)  # in parallel over the texts
-        return [self._ended(encoding.ids) for encoding in encodings]
+        return [self._ended(self._begun(encoding.ids)) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._backend.decode([token for token in ids if 0 <= token < self.vocab_size], skip_special_tokens=False)
@@ -181,6 +190,14 @@ def _field(path: Path, key: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8")).get(key)
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def _settings(content: bytes | None) -> dict[str, Any]:
+    try:
+        found = json.loads(content or b"{}")
+    except ValueError:
+        return {}  # it only helps
+    return found if isinstance(found, dict) else {}
 
 
 def _one_line(error: Exception) -> str:

@@ -1,7 +1,9 @@
 """Text to ids and back. `load_tokenizer` finds one by name or path; `save` puts it into a model folder, from which the same call loads it.
 
-No tokenizer here adds a beginning-of-sequence token by itself, so none is ever added twice: a document is its ids and one
-end-of-document id. Special tokens written out in a text ("<|endoftext|>") become their ids, which is what a chat prompt needs.
+`encode` adds nothing: its ids can stand anywhere. `begin` is for a text that stands at the beginning of a row (a prompt, a document, a
+rendered conversation): it puts the tokenizer's own beginning of sequence before it, once, also where the text has it written out. So a
+document is its beginning, its ids and one end-of-document id; only the tokenizer knows which of the two marks it has. Special
+tokens written out in a text ("<|endoftext|>") become their ids, which is what a chat prompt needs.
 Ids that stand for no text (padding of the vocabulary, the byte tokenizer's end of document) decode to nothing.
 """
 
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 
 SAVED_AS = "fullband_tokenizer.json"
+BEFORE = 8  # ids that say how the next one is decoded: whether a word stands there, and the bytes of an unfinished character
 
 
 class Tokenizer(ABC):
@@ -28,7 +31,7 @@ class Tokenizer(ABC):
     end_of_document  id that ends every document, or None if the tokenizer has none
     stops            ids at which generation ends (end_of_document, and a chat tokenizer's end of turn)
     special          ids that are marks, not text
-    lead             ids that its makers put before every text (a beginning of sequence). `encode` never does; evaluation does
+    lead             ids that its makers put before every text (a beginning of sequence): what `begin` adds and `encode` does not
     """
 
     name: str
@@ -50,18 +53,38 @@ class Tokenizer(ABC):
     def description(self) -> dict[str, Any]:
         """What `load_tokenizer` needs to make this tokenizer again, as JSON."""
 
-    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int64 [N] per text, end of document included."""
-        return [self._ended(self.encode(text)) for text in texts]
+    def begin(self, text: str) -> list[int]:
+        """Ids of a text at the beginning of a row: `lead` stands before it once, whether or not the text has it written out."""
+        return self._begun(self.encode(text))
 
-    def stream(self) -> TextStream:
-        """A decoder for ids that arrive one by one."""
-        return TextStream(self)
+    def follow(self, before: str, text: str) -> list[int]:
+        """Ids of `text` behind `before`. Some tokenizers put a space before the first word that they encode: not before this one."""
+        for context in (before, "\n"):  # the line break: for a token that would span the border, which is a border for the model too
+            head, whole = self.encode(context), self.encode(context + text)
+            if whole[: len(head)] == head:
+                return whole[len(head) :]
+        return self.encode(text)
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """int64 [N] per text, `lead` and end of document included."""
+        return [self._ended(self.begin(text)) for text in texts]
+
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        """A decoder for ids that arrive one by one behind the ids `before`."""
+        return TextStream(self, before)
+
+    def decode_behind(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """The text that `ids` add behind the ids `before`, with the space that decoding them alone may lose."""
+        stream = self.stream(before)
+        return "".join([*map(stream.push, ids), stream.finish()])
 
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer into a model folder."""
         text = json.dumps(self.description(), indent=2, ensure_ascii=False)
         (Path(folder) / SAVED_AS).write_text(text + "\n", encoding="utf-8")
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        return ids if tuple(ids[: len(self.lead)]) == self.lead else [*self.lead, *ids]
 
     def _ended(self, ids: Sequence[int]) -> np.ndarray:
         return np.array(ids if self.end_of_document is None else [*ids, self.end_of_document], dtype=np.int64)
@@ -70,15 +93,17 @@ class Tokenizer(ABC):
 class TextStream:
     """Streaming decoder: `push` returns the characters that became whole, `finish` what is left (U+FFFD for broken bytes).
 
-    All that is returned, joined, is `decode` of all ids. Decoding only a window of ids keeps the cost per token constant; the window
-    keeps the ids of the last text given out, because some tokenizers drop the space before the first word they decode.
+    All that is returned, joined, is what the ids add to the text of those `before`. Decoding only a window of ids keeps the cost per token
+    constant; the window keeps the ids of the last text given out, because some tokenizers drop the space before the first word they decode.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._window: list[int] = []
-        self._given = ""  # text of the window that has been returned
-        self._context = 0  # ids of the window whose text is all in _given
+        lead = len(tokenizer.lead)
+        text = list(before)[lead if tuple(before[:lead]) == tokenizer.lead else 0 :]  # a beginning of sequence is no text to stand behind
+        self._window = text[-BEFORE:]
+        self._given = tokenizer.decode(self._window).rstrip("\ufffd") if self._window else ""  # text of the window that is out already
+        self._context = len(self._window)  # ids of the window whose text is all in _given
 
     def push(self, token: int) -> str:
         self._window.append(token)
@@ -127,8 +152,8 @@ class BytesOfIds(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(self.bytes_of(token) for token in ids).decode("utf-8", errors="replace")
 
-    def stream(self) -> TextStream:
-        return ByteStream(self)
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        return ByteStream(self)  # bytes are the same behind anything
 
 
 class ByteTokenizer(BytesOfIds):
@@ -172,6 +197,9 @@ class TaskTokenizer(Tokenizer):
                 known = " ".join(self.names[:8]) + (" ..." if len(self.names) > 8 else "")
                 raise ValueError(f"'{word}' is not a token of {self.name}; write its tokens ({known}) with spaces between them")
         return [self._ids[word] for word in words]
+
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        return TextStream(self)  # the space that separates it from its prompt is no part of an answer
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self.names[token] for token in ids if 0 <= token < self.vocab_size)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from fullband.config import FeedbackPasses
 from fullband.decode.modes import Mode, resolve_mode
 from fullband.decode.prefill import prefill, prefill_with_states
+from fullband.decode.sampling import precise
 from fullband.feedback.passes import FeedbackModel, check_length, fused_pass
 from fullband.feedback.state import DecodeState
 from fullband.trunk.pointwise import lengths
@@ -97,14 +97,16 @@ def rebuild_cache(
     continuation: Sequence[int],
     mode: str = "soft",
     feedback_passes: FeedbackPasses | None = None,
-    passes: int = 3,
+    passes: int | None = None,
 ) -> Rebuilt:
-    """The cache that decoding `continuation` behind `prompt` would have left, in `passes` parallel passes over the continuation.
+    """The cache that decoding `continuation` behind `prompt` would have left, in parallel passes over the continuation.
 
+    passes                  None (the default) = as many as make it exact, one a token at most: less only where the states do not change
+                            any more. A number is faster, and as far off as `residual_B` says: on a model that does not settle, by far
     mode, feedback_passes   how the prompt is read and the continuation was generated (`resolve_mode`)
     Raises ValueError for a bad prompt, an empty continuation, fewer than one pass, or a text longer than the context.
     """
-    if passes < 1:
+    if passes is not None and passes < 1:
         raise ValueError(f"rebuilding a cache takes at least 1 pass, not {passes}")
     if not len(continuation):
         raise ValueError("there is no continuation to read")
@@ -112,7 +114,9 @@ def rebuild_cache(
     resolved = resolve_mode(mode, feedback_passes)
     before, prompt_states = prefill_with_states(model, [list(prompt)], resolved.feedback_passes)
     tokens_1S = torch.tensor([list(continuation)], device=before.top_BD.device)
-    *_, ahead = islice(read_ahead(model, before, tokens_1S, resolved), passes)
+    for number, ahead in enumerate(read_ahead(model, before, tokens_1S, resolved), start=1):
+        if number == passes or not bool(ahead.change_BS.any()):
+            break
     state = DecodeState(ahead.cache.trim(), ahead.states_BSD[:, -1], before.positions_B + len(continuation), before.documents_B)
     return Rebuilt(state, [torch.cat([prompt_states[0], ahead.states_BSD[0]])], ahead.change_BS.amax(dim=1))
 
@@ -124,7 +128,7 @@ def score(
     continuation: Sequence[int],
     mode: str = "soft",
     feedback_passes: FeedbackPasses | None = None,
-    passes: int = 3,
+    passes: int | None = None,
 ) -> tuple[Tensor, float]:
     """(log-probability [S] of every token of `continuation` as the mode would have generated it, residual of the passes).
 
@@ -136,6 +140,6 @@ def score(
     else:
         rebuilt = rebuild_cache(model, prompt, continuation[:-1], mode, feedback_passes, passes)
         top_SD, residual = rebuilt.states[0][len(prompt) - 1 :], float(rebuilt.residual_B)
-    log_probabilities = F.linear(top_SD, model.trunk.head_weight).float().log_softmax(dim=-1)
+    log_probabilities = precise(F.linear(top_SD, model.trunk.head_weight)).log_softmax(dim=-1)
     targets_S = torch.tensor(list(continuation), device=top_SD.device)
     return log_probabilities.gather(1, targets_S[:, None])[:, 0], residual

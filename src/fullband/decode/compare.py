@@ -129,7 +129,7 @@ def compare_modes(
     if batch_size < 1:
         raise ValueError(f"a batch has at least one prompt, not {batch_size}")
     modes = [resolve_mode(name, feedback_passes if name == "fused" else None) for name in MODES]
-    lengths = [len(tokenizer.encode(prompt)) for prompt in prompts]
+    lengths = [len(tokenizer.begin(prompt)) for prompt in prompts]
     context, given = model.trunk.context, settings.get("keys")
     keys = range(len(prompts)) if given is None else given
     if settings.get("overflow") == "slide":
@@ -182,7 +182,7 @@ class _Gathered:
 
 def _warm_up(model: FeedbackModel, tokenizer: Tokenizer, prompt: str) -> None:
     """Two tokens in fused mode: what a device does only once should not be counted against the mode that comes first."""
-    tokens = tokenizer.encode(prompt)[: min(WARM_UP, model.trunk.context - 2)]
+    tokens = tokenizer.begin(prompt)[: min(WARM_UP, model.trunk.context - 2)]
     if tokens and model.trunk.context > 2:
         for _ in stream(model, [tokens], "fused", max_new_tokens=2):
             pass

@@ -79,7 +79,7 @@ def stream_texts(
 ) -> Iterator[NewText]:
     """The continuations of texts, one step at a time. Only whole characters are given out, and none that could still be a stop string's.
 
-    prompts   texts, or their ids where they were encoded in another way
+    prompts   texts, which begin as the tokenizer begins texts (`Tokenizer.begin`), or their ids where they were encoded in another way
     stop      strings that end a row's text where they begin. They are looked for in the text made by the row, across tokens; the one that
               is complete first counts
     settings  as in `GenerateOptions`; `stop_ids` None (the default) = the tokenizer's own
@@ -91,9 +91,9 @@ def stream_texts(
         raise ValueError("prompts is a list of texts; give [text] for one")
     if settings.get("stop_ids") is None:
         settings["stop_ids"] = [token for token in tokenizer.stops if token < model.trunk.vocab_size]
-    ids = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    ids = [tokenizer.begin(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     steps = stream(model, ids, mode, feedback_passes, **settings)
-    texts = [RowText(tokenizer, strings, settings.get("min_new_tokens", 0)) for _ in range(steps.rows)]
+    texts = row_texts(tokenizer, ids, strings, steps.rows, settings.get("min_new_tokens", 0))
     return text_steps(steps, texts)
 
 
@@ -150,9 +150,9 @@ def generate_text(
 class RowText:
     """Tokens of one row to text that can be given out."""
 
-    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], unsearched: int):
-        """No stop string begins in the text of the first `unsearched` tokens."""
-        self._decoder, self._filter, self._unsearched = tokenizer.stream(), StopFilter(strings), unsearched
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], strings: Sequence[str], unsearched: int):
+        """The text stands behind that of the prompt's ids. No stop string begins in the text of the first `unsearched` tokens."""
+        self._decoder, self._filter, self._unsearched = tokenizer.stream(prompt), StopFilter(strings), unsearched
 
     @property
     def stopped(self) -> bool:
@@ -165,6 +165,11 @@ class RowText:
 
     def finish(self) -> str:
         return self._filter.push(self._decoder.finish()) + self._filter.finish()
+
+
+def row_texts(tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], strings: Sequence[str], rows: int, unsearched: int) -> list[RowText]:
+    """One for each row of a stream, as many for each prompt."""
+    return [RowText(tokenizer, prompts[row * len(prompts) // rows], strings, unsearched) for row in range(rows)]
 
 
 def text_steps(steps: TokenStream, texts: list[RowText]) -> Iterator[NewText]:

@@ -25,7 +25,7 @@ from fullband.hf import card
 from fullband.hf.config import FullBandConfig
 from fullband.hf.model import FullBandForCausalLM
 from fullband.hf.source import check_tokenizer, copy_files, find_source, first_sentence, load_source
-from fullband.hf.tokenizer import export_tokenizer
+from fullband.hf.tokenizer import export_tokenizer, padding_id
 from fullband.model import CONFIG, FullBandModel, resolve_model_folder
 from fullband.trunk.huggingface import HuggingFaceTrunk, check_model
 from fullband.trunk.huggingface.check import evaluating
@@ -210,7 +210,7 @@ def calibration_tokens(paths: Sequence[str], tokenizer: Tokenizer) -> Tensor:
     """The first ids [N] of text files. Raises ValueError for files that can't be read or hold no text."""
     ids: list[int] = []
     for _, text in Files(FilesSource(paths=list(paths), validation_fraction=0.0)).documents("train"):
-        ids += tokenizer.encode(text)
+        ids += tokenizer.begin(text)
         if len(ids) >= CALIBRATION_TOKENS:
             break
     if not ids:
@@ -245,7 +245,7 @@ def _export(native: Path, source: str, output: Path, dtype: torch.dtype | None, 
     _, unexpected = model.load_state_dict(trained.state_dict(), strict=False)
     assert not unexpected, unexpected
     stops = sorted(tokenizer.stops)
-    model.generation_config = GenerationConfig(eos_token_id=stops or None, pad_token_id=stops[0] if stops else 0)
+    model.generation_config = GenerationConfig(eos_token_id=stops or None, pad_token_id=padding_id(tokenizer))
     tokens = _sample_tokens(trained.trunk)
     _check_standard(model, tokens, _native_logits(trained, tokens))
     with new_folder(output, replace=force) as folder:

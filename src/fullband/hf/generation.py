@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -19,6 +19,7 @@ from fullband.decode.modes import Mode, resolve_mode
 from fullband.feedback.fusion import Fusion
 from fullband.hf.cache import FeedbackCache
 from fullband.hf.config import FullBandConfig
+from fullband.hf.processors import on_own_tokens
 from fullband.hf.versions import CACHE
 from fullband.trunk.decoder import Decoder
 from fullband.trunk.huggingface import HuggingFaceTrunk
@@ -147,6 +148,12 @@ class FeedbackGeneration(PreTrainedModel, GenerationMixin):
             raise ValueError(f"{kind}: layers' states are not given out while decoding with latent feedback; diagnose records them")
         if settings.guidance_scale not in (None, 1, 1.0):
             raise ValueError(_GUIDANCE)
+
+    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        theirs: Any = super()
+        processors = theirs._get_logits_processor(*args, **kwargs)
+        mask = (kwargs.get("model_kwargs") or {}).get("attention_mask")
+        return on_own_tokens(processors, kwargs.get("encoder_input_ids"), mask)
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict[str, Any]) -> None:
         if generation_mode not in SUPPORTED:  # an assistant, which the config does not show

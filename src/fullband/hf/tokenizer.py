@@ -13,6 +13,8 @@ from fullband.data.subword import HuggingFaceTokenizer
 from fullband.data.tokenizers import ByteTokenizer, TaskTokenizer, Tokenizer
 
 END = "<|end_of_document|>"
+PAD = "<|padding|>"
+NO_TEXT = 255  # a byte that UTF-8 never uses: its id can be padding's, so that the vocabulary stays as large as the model's
 
 
 def export_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> bool:
@@ -21,7 +23,7 @@ def export_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> bool:
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return True
     if isinstance(tokenizer, ByteTokenizer):
-        backend, special = _bytes(), {"eos_token": END, "pad_token": END}
+        backend, special = _bytes(), {"eos_token": END, "pad_token": PAD}  # apart: collators mask padding, and would mask every end
     elif isinstance(tokenizer, TaskTokenizer):
         backend, special = _words(tokenizer.names), {}  # every token of a task means something
     else:
@@ -31,12 +33,18 @@ def export_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> bool:
     return True
 
 
+def padding_id(tokenizer: Tokenizer) -> int:
+    """The id that fills rows which ended: the exported tokenizer's own, else an end, else 0."""
+    return NO_TEXT if isinstance(tokenizer, ByteTokenizer) else min(tokenizer.stops, default=0)
+
+
 def _bytes() -> Backend:
-    """Ids 0..255 are bytes, 256 ends a document."""
-    backend = Backend(models.BPE(vocab={character: byte for byte, character in bytes_to_unicode().items()}, merges=[]))
+    """Ids 0..254 are bytes, 255, which is in no text, pads, 256 ends a document."""
+    vocabulary = {PAD if byte == NO_TEXT else character: byte for byte, character in bytes_to_unicode().items()}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(END, normalized=False)])
+    backend.add_special_tokens([AddedToken(PAD, normalized=False), AddedToken(END, normalized=False)])
     return backend
 
 

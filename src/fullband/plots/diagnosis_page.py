@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -186,8 +186,27 @@ def reach_text(diagnosis: Mapping[str, Any]) -> str:
     grid = diagnosis["reach"][0]
     carried, top = grid.get("carried", grid["layers"][-1]), grid["layers"][-1]
     rule = "Eqs. 2 and 7 say" + ("" if carried == top else f" where layer {carried} is fed back instead of the top one")
-    why = "attention windows shorter than the row, or a fusion that is still closed, hide states"
-    return f"{broken} states are not as {rule} ({why})" if broken else f"as {rule}"
+    return f"{broken} states are not as {rule} ({_why_hidden(diagnosis['reach'])})" if broken else f"as {rule}"
+
+
+def _why_hidden(grids: Sequence[Mapping[str, Any]]) -> str:
+    """Why states are not as the equations say, told by which they are: the plain pass shows what attention hides, without feedback."""
+
+    def pasts(grid: Mapping[str, Any]) -> Iterator[tuple[bool, bool]]:  # (whether the source lies below the target, whether it is reached)
+        for target, rows in zip(grid["layers"], grid["influence"], strict=True):
+            for row in rows[:-1]:
+                yield from ((source < target, value > 0) for source, value in zip(grid["layers"], row, strict=True))
+
+    plain = [seen for grid in grids if grid["mode"] == "standard" for seen in pasts(grid)]
+    soft = [seen for grid in grids if grid["mode"] != "standard" for seen in pasts(grid)]
+    why = []
+    if any(reached and not below for below, reached in plain):
+        why.append("without feedback, too, states are reached that layers of one pass should not reach")
+    if any(below and not reached for below, reached in plain):
+        why.append("attention windows shorter than the row hide states, without feedback as well")
+    if soft and not any(reached and not below for below, reached in soft):
+        why.append("nothing comes through the fusion, which is still closed")
+    return "; ".join(why) or "without feedback all is as expected and the fusion is open: some gradients are cut or too small"
 
 
 def reach(diagnosis: Mapping[str, Any]) -> str:

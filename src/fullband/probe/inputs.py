@@ -50,8 +50,8 @@ def encode_setting(setting: Setting, tokenizer: Tokenizer) -> Inputs:
     """
     if isinstance(tokenizer, TaskTokenizer):
         raise ValueError(f"the tokenizer {tokenizer.name} has no words for App. F's texts: probe a model that was trained on text")
-    encoded = [tokenizer.encode(example.text) for example in setting.examples]
-    newline = tokenizer.encode("\n")[-1]
+    encoded = [tokenizer.begin(example.text) for example in setting.examples]
+    newline, lead = tokenizer.encode("\n")[-1], len(tokenizer.lead)
     longest = Counter[int]()
     for example, tokens in zip(setting.examples, encoded, strict=True):
         longest[example.updates] = max(longest[example.updates], len(tokens))
@@ -63,7 +63,8 @@ def encode_setting(setting: Setting, tokenizer: Tokenizer) -> Inputs:
     if uneven:
         notes.append(f"{uneven} inputs are shorter than others of their delay, and were padded at the front with newlines")
     padded = [
-        [newline] * (lengths[example.updates] - len(tokens)) + tokens for example, tokens in zip(setting.examples, encoded, strict=True)
+        [*tokens[:lead], *[newline] * (lengths[example.updates] - len(tokens)), *tokens[lead:]]
+        for example, tokens in zip(setting.examples, encoded, strict=True)
     ]
     if len({tokens[-1] for tokens in padded}) > 1:
         notes.append("inputs do not all end in the same token")
@@ -83,7 +84,7 @@ def _suffix_steps(setting: Setting, tokenizer: Tokenizer, encoded: list[list[int
     covering = Counter[int]()
     for example, tokens in endings.values():
         for k, tail in example.tails.items():
-            head = tokenizer.encode(example.text.removesuffix(tail))
+            head = tokenizer.begin(example.text.removesuffix(tail))
             untouched = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(head, tokens, strict=False)))
             covering[k] = max(covering[k], len(tokens) - untouched)
     return dict(sorted(covering.items()))
@@ -91,7 +92,7 @@ def _suffix_steps(setting: Setting, tokenizer: Tokenizer, encoded: list[list[int
 
 def _answers(setting: Setting, tokenizer: Tokenizer) -> tuple[list[int], tuple[int, int]]:
     """(what both answers begin with, the two tokens that tell them apart)."""
-    first, second = (tokenizer.encode(f" {answer}") for answer in setting.answers)
+    first, second = (tokenizer.follow(setting.examples[0].text, f" {answer}") for answer in setting.answers)
     for place, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return first[:place], (a, b)

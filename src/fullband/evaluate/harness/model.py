@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,34 @@ class FullBandLM(TemplateLM):
         return self.text.template.source if chat_template else None
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """As lm-eval's own models: without a generation prompt the last turn is a beginning to be continued, so nothing closes it, and
+        a template that refuses the conversation gets it without its system message, with a warning.
+
+        Raises ValueError for a conversation that the template refuses without one as well.
+        """
         messages = [Message(role=turn["role"], content=turn["content"]) for turn in chat_history]
-        return self.text.template.render(messages, add_generation_prompt)
+        render = self.text.template.render if add_generation_prompt else self.text.template.render_open
+        try:
+            return render(messages)
+        except ValueError:
+            without = [message for message in messages if message["role"] != "system"]
+            if len(without) == len(messages):
+                raise
+            rendered = render(without)
+            warnings.warn("the chat template refuses a system message: tasks' descriptions and instructions are left out", stacklevel=2)
+            return rendered
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return self.text.encode(string, add_special_tokens)
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Raises ValueError, naming task and document, for an answer without a token to score."""
+        try:
+            return super().loglikelihood(requests, disable_tqdm)
+        except _EmptyContinuationError as error:
+            request = requests[error.place]
+            whose = f"{request.task_name}, document {request.doc_id}"
+            raise ValueError(f"{whose}: the answer {request.args[1]!r} has no token to score; leave the document or the task out") from None
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         owners: list[int] = []
@@ -115,6 +139,8 @@ class FullBandLM(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any) -> list[tuple[float, bool]]:
         wanted = [Continuation(tuple(context), tuple(tokens)) for _, context, tokens in requests]
+        if (empty := next((place for place, (_, _, tokens) in enumerate(requests) if not tokens), None)) is not None:
+            raise _EmptyContinuationError(empty)
         readings = list(dict.fromkeys([*self.readings, self.reading]))
         missing = list(
             {c.key: c for c in wanted if not all(str(reading) in (self.journal.get(c.key) or {}) for reading in readings)}.values()
@@ -177,7 +203,9 @@ class FullBandLM(TemplateLM):
         sampling = kwargs.pop("do_sample", False)
         temperature = kwargs.pop("temperature", 0.0)
         settings = {"max_new_tokens": kwargs.pop("max_gen_toks"), "temperature": temperature if sampling else 0.0}
-        for name in ("top_k", "top_p", "min_p", "repetition_penalty"):
+        if "repetition_penalty" in kwargs:  # greedy decoding looks back, too
+            settings["repetition_penalty"] = kwargs.pop("repetition_penalty")
+        for name in ("top_k", "top_p", "min_p"):
             if name in kwargs and sampling:
                 settings[name] = kwargs.pop(name)
             kwargs.pop(name, None)
@@ -189,7 +217,14 @@ class FullBandLM(TemplateLM):
         passes = self.mode.feedback_passes if self.mode.name == "fused" else None
         settings = settings | {"stop_ids": self.text.stops, "keys": keys, "seed": self.seed}
         completions = generate_texts(self.model, self.text.tokenizer, prompts, self.mode.name, passes, stop=until, **settings)
-        return [postprocess_generated_text(self.text.decode(completion.tokens), until, None) for completion in completions]
+        texts = [self.text.decode(completion.tokens, prompt) for completion, prompt in zip(completions, prompts, strict=True)]
+        return [postprocess_generated_text(text, until, None) for text in texts]
+
+
+class _EmptyContinuationError(ValueError):
+    def __init__(self, place: int):
+        super().__init__(f"request {place}: the continuation has no token to score")
+        self.place = place
 
 
 def parse_passes(value: FeedbackPasses | str | None) -> FeedbackPasses | None:

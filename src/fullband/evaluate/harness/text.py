@@ -41,9 +41,9 @@ class HarnessText:
         written = bool(self._bos) and text.startswith(str(self._bos))
         return ids if special is False or (special is None and written) else [*self.lead, *ids]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Without special tokens."""
-        return self.tokenizer.decode([token for token in ids if token not in self.tokenizer.special])
+    def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        """The text of ids behind the ids `before`, without special tokens."""
+        return self.tokenizer.decode_behind(before, [token for token in ids if token not in self.tokenizer.special])
 
     def written(self, token: int) -> str:
         return self.tokenizer.decode([token])
