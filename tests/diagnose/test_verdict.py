@@ -88,6 +88,59 @@ def test_what_overflows_is_diverging() -> None:
     assert found.word == "diverging" and "no longer finite" in found.why[0]
 
 
+class Wave(Toy):
+    """Results that wait for one another: z_t is that of `reach` positions before plus its own part, until a given position ends the chain.
+
+    A pass carries z one position on by the fusion; the trunk carries it `reach` - 1 more, so that the front runs at `reach` a pass.
+    """
+
+    def __init__(self, reach: int):
+        super().__init__(start=1.0)
+        self.reach = reach
+
+    def __call__(self, inputs, positions=None, documents=None, cache=None, keep="none"):  # type: ignore[no-untyped-def]
+        """Every `reach`-th position knows the state carried to it; those behind it, up to the next, read it there (attention)."""
+        length = inputs.shape[1]
+        before = 0 if cache is None else cache.states.shape[1]
+        seen = inputs if cache is None else torch.cat([cache.states, inputs], 1)
+        place = torch.arange(before, before + length) // self.reach * self.reach
+        states = torch.cat([inputs[..., :4], seen[:, place, 4:]], dim=-1)
+        return states, None if keep == "none" else Read(seen)
+
+    def fusion(self, embedding, carried, input_norm):  # type: ignore[no-untyped-def]
+        grown = carried[..., 4:] + embedding[..., 4:]  # counts blocks: bounded, and no two neighbours alike
+        return torch.cat([embedding[..., :4], 4 * torch.sin(grown)], dim=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """The cache of `Wave`: all it has been given."""
+
+    states: torch.Tensor
+
+    @property
+    def length(self) -> int:
+        return self.states.shape[1]
+
+    def fork(self) -> Read:
+        return self
+
+    def select(self, rows: torch.Tensor) -> Read:
+        return Read(self.states[rows])
+
+
+@pytest.mark.parametrize("reach", [4, 8])
+@pytest.mark.parametrize("passes", [32, 1000])
+def test_a_front_is_no_contraction_however_fast_it_runs(reach: int, passes: int) -> None:
+    """It has crossed the rows long before the passes end, after which nothing changes."""
+    trace = trace_passes(Wave(reach), rows(96), passes)
+    front = trace.arrival.front
+    assert front is not None and front.slope == pytest.approx(1 / reach, rel=0.1)
+    assert trace.shrinking >= 0.95, "by its changes it has settled"
+    found = judge(trace)
+    assert found.word == "wavefront-limited" and any("a front, not contraction" in sentence for sentence in found.why), found
+
+
 class Sum(Toy):
     """The answer is the running sum modulo 4 of the tokens: nothing but the state before can tell it, one position a pass."""
 
@@ -151,4 +204,6 @@ def test_a_bad_fixed_point_is_said_to_be_bad() -> None:
     worse = [dataclasses.replace(r, loss_past=r.loss_past + 0.1 * min(r.k, 8)) for r in trace.records if r.loss_past is not None]
     found = judge(dataclasses.replace(trace, records=worse))
     assert found.word == "contracting" and "reads worse" in found.why[2]
+    assert found.worse is not None and "16 passes read worse than one" in found.headline
+    assert judge(trace).headline == "contracting"
     assert reference_loss(trace) == pytest.approx(1.386, abs=0.01)

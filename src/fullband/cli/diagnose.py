@@ -205,7 +205,7 @@ def print_diagnosis(console: Any, described: dict[str, Any], diagnosis: Diagnosi
     from fullband.plots.diagnosis_page import HEADS, LISTED, cells_of, needed_text, number, reach_text, rollout_text
 
     trace = diagnosis.trace
-    console.print(f"Verdict: {diagnosis.verdict.word}", style="bold")
+    console.print(f"Verdict: {diagnosis.verdict.headline}", style="bold")
     for sentence in diagnosis.verdict.why:
         console.print(f"  {sentence}")
     console.print()

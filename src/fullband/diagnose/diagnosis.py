@@ -56,8 +56,9 @@ class Diagnosis:
     reach_missing: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; "verdict" is the word and "why" its sentences."""
-        found = asdict(self) | {"verdict": self.verdict.word, "why": self.verdict.why, "reference_loss": reference_loss(self.trace)}
+        """Plain data; "verdict" is the word, "why" its sentences, "worse" what is said of a loss that passes made worse, or None."""
+        found = asdict(self) | {"verdict": self.verdict.word, "worse": self.verdict.worse, "why": self.verdict.why}
+        found["reference_loss"] = reference_loss(self.trace)
         found["trace"]["returns"]["period"] = self.trace.returns.period
         return found
 

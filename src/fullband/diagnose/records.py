@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fullband.feedback.settling import Front
+
 
 @dataclass(frozen=True)
 class PassChange:
@@ -66,6 +68,7 @@ class Arrival:
     passes_per_position      mean arrival in the last quarter of the rows minus that in the third, over their distance in positions. Where
                              most of the second half has not arrived within `horizon` passes, the first `horizon` positions are taken for
                              the row: these had to arrive
+    front                how arrival within `horizon` passes moves along the second half of the rows; None for rows below eight positions
     """
 
     positions: list[int]
@@ -73,6 +76,7 @@ class Arrival:
     p90: list[int | None]
     late: float
     passes_per_position: float
+    front: Front | None = None
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from fullband.data.batch import IGNORE, Batch
 from fullband.diagnose.records import Arrival, PassChange, PassRecord, Return, Trace
 from fullband.feedback.loss import token_losses
 from fullband.feedback.passes import FeedbackModel, check_length, iterate_passes, read_exact
-from fullband.feedback.settling import Changes, quantile, rounding, settled_from, state_norms
+from fullband.feedback.settling import Changes, find_front, passes_by_position, quantile, rounding, settled_from, state_norms
 
 LAGS = 8  # longest period that is looked for, in passes
 SAMPLE = 512  # positions past the wavefront whose last states are kept for it
@@ -235,13 +235,9 @@ def _needed(records: Sequence[PassRecord], tolerance: float, fixed: bool) -> int
 
 def _arrival(arrived_BT: Tensor, positions: _Positions, last: int) -> Arrival:
     depth_BT, length = positions.depth_BT, positions.length
-    shown = sorted({round(i * (length - 1) / 127) for i in range(128)})
-    by_position = [arrived_BT[depth_BT == t].double() for t in shown]
-
-    def reached(share: float) -> list[int | None]:
-        passes = [math.ceil(quantile(arrived_N, share)) for arrived_N in by_position]
-        return [None if k > last else k for k in passes]
-
+    real_BT = positions.real_BT
+    shown, found = passes_by_position(arrived_BT[real_BT], depth_BT[real_BT])
+    median, p90 = ([None if k > last else int(k) for k in passes] for passes in found)
     second_half = arrived_BT[depth_BT >= length // 2]
     late, in_time = (float((second_half <= k).double().mean()) for k in (last, positions.horizon))
     whole = length if in_time >= 0.95 else positions.horizon
@@ -251,7 +247,7 @@ def _arrival(arrived_BT: Tensor, positions: _Positions, last: int) -> Arrival:
     if bool(third_BT.any()) and bool(last_BT.any()):
         later, distance = (float(x[last_BT].double().mean() - x[third_BT].double().mean()) for x in (arrived_BT, depth_BT))
         slope = later / distance
-    return Arrival(shown, reached(0.5), reached(0.9), late, slope)
+    return Arrival(shown, median, p90, late, slope, find_front(shown, found, positions.horizon, length))
 
 
 def _spread(where_BT: Tensor, limit: int) -> Tensor:

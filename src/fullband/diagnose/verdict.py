@@ -1,9 +1,9 @@
 """The verdict in words, and the numbers it rests on. A function of a trace and nothing else, so that each rule can be tested.
 
 What would mislead, and is not asked: the mean change over whole rows (positions behind the wavefront are final whatever the model), the
-change ratio of rows that a fast wavefront has crossed meanwhile (hence the look at where positions arrive), and the norm of the Jacobian
-(good models have top singular values well above 1). That not every single change shrinks from one pass to the next says little, too:
-where a map contracts slowly, that of a position is uneven, so in few passes its spread over positions tells more.
+change ratio of rows that a fast wavefront has crossed meanwhile (hence `Front`: later positions must not settle later), and the norm of the
+Jacobian (good models have top singular values well above 1). That not every single change shrinks from one pass to the next says little,
+too: where a map contracts slowly, that of a position is uneven, so in few passes its spread over positions tells more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 from fullband.diagnose.records import PassRecord, Trace
 from fullband.diagnose.trace import SHRINKS
-from fullband.feedback.settling import FLOOR
+from fullband.feedback.settling import FLOOR, GROWTH, SHARE, Front
 
 VerdictWord = Literal[
     "contracting", "wavefront-limited", "oscillating", "diverging", "not yet trained", "not measurable at this length"
@@ -29,25 +29,37 @@ FALLS = 0.9  # of what it was in the third quarter of the passes, the change ove
 SLOW = 0.05  # passes a position: arrivals that rise faster than one pass in twenty positions wait for one another
 UNSETTLED_SLOPE = 0.9  # passes a position: at 1 nothing settles before it must
 GROWN = 2.0  # times the change and the state's scale must have grown to call it a flight
+WORSE = 0.01  # nats: what is said of a loss that repeated passes have left above that of one
+SPEAK_OF_LOSS = ("contracting", "wavefront-limited", "oscillating", "diverging")  # where enough was measured, and something learned
 TRAINED_PASSES = 3  # the deepest that the paper trains; what deeper reading must beat to be worth its passes
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A word, and the sentences that say why, the deciding one first."""
+    """A word, and the sentences that say why, the deciding one first; `headline` is the word and, if repeated passes left the loss
+    worse than one pass had it, that."""
 
     word: VerdictWord
     why: list[str]
+    worse: str | None = None
+
+    @property
+    def headline(self) -> str:
+        return self.word if self.worse is None else f"{self.word}, and {self.worse}"
 
 
 def judge(trace: Trace) -> Verdict:
     """The verdict on what repeated passes did."""
-    for rule in (_not_finite, _not_trained, _not_measurable, _running_away, _contracting, _cycling, _waiting):
-        found = rule(trace)
-        if found is not None:
-            return Verdict(found.word, [*found.why, *_stopped(trace)])
-    found = _unsettled(trace)
-    return Verdict(found.word, [*found.why, *_stopped(trace)])
+    rules = (_not_finite, _not_trained, _not_measurable, _running_away, _contracting, _cycling, _waiting)
+    found = next((verdict for rule in rules if (verdict := rule(trace)) is not None), None) or _unsettled(trace)
+    return Verdict(found.word, [*found.why, *_stopped(trace)], _worse(trace) if found.word in SPEAK_OF_LOSS else None)
+
+
+def _worse(trace: Trace) -> str | None:
+    plain, last = _past(trace)[0], _last(trace)
+    if plain.loss_past is None or last.loss_past is None or not last.loss_past > plain.loss_past + WORSE:
+        return None
+    return f"{last.k} passes read worse than one: {last.loss_past:.3f} nats past the wavefront, {plain.loss_past:.3f} by plain reading"
 
 
 def reference_loss(trace: Trace) -> float:
@@ -118,7 +130,10 @@ def _running_away(trace: Trace) -> Verdict | None:
 
 
 def _contracting(trace: Trace) -> Verdict | None:
-    """The change shrinks to the end: at nearly every position, or in the median and the 99th percentile over positions."""
+    """The change shrinks to the end: at nearly every position, or in the median and the 99th percentile over positions; and it does so
+    everywhere at once, not where a front has passed."""
+    if _travels(trace):
+        return None
     needed = trace.passes_needed[trace.tolerance]
     whole = trace.ratio_p99 < SHRINKS and _falls_to(trace, "median") < FALLS and _falls_to(trace, "p99") < FALLS
     if needed is None and trace.shrinking < SETTLED and not whole:
@@ -141,6 +156,9 @@ def _contracting(trace: Trace) -> Verdict | None:
         why.append(
             f"But what it settles to reads worse: {_loss_past(last):.3f} nats at pass {last.k}, {_loss_past(best):.3f} at pass {best.k}."
         )
+    front = trace.arrival.front
+    if front is not None:
+        why.append(f"{_along_the_row(front)}: every position settles alike.")
     return Verdict("contracting", why)
 
 
@@ -161,9 +179,20 @@ def _cycling(trace: Trace) -> Verdict | None:
     )
 
 
+def _travels(trace: Trace) -> bool:
+    return trace.arrival.front is not None and trace.arrival.front.travels
+
+
+def _along_the_row(front: Front) -> str:
+    return (
+        f"From the half of the rows to their end, passes to settle go from {front.at_half:.1f} by {front.growth:+.1f} "
+        f"({front.slope:.3f} a position; {front.low:.3f} to {front.high:.3f} by quarter)"
+    )
+
+
 def _arrives_in_turn(trace: Trace) -> bool:
-    """Later positions settle later, yet before they must: a front of its own passes along the row."""
-    return SLOW < trace.arrival.passes_per_position < UNSETTLED_SLOPE
+    """Later positions settle later, yet before they must: a front of its own passes along the row, if not yet along all of it."""
+    return _travels(trace) or SLOW < trace.arrival.passes_per_position < UNSETTLED_SLOPE
 
 
 def _waiting(trace: Trace) -> Verdict | None:
@@ -175,9 +204,12 @@ def _waiting(trace: Trace) -> Verdict | None:
         return None
     why = [
         f"States reach those of exact reading one position after another: {slope:.2g} passes a position."
-        if slope > SLOW
+        if slope > SLOW or _travels(trace)
         else f"{trace.arrival.late:.0%} of the second half of the rows reached exact reading in {trace.records[-1].k} passes."
     ]
+    if trace.arrival.front is not None and trace.arrival.front.travels:
+        least = max(GROWTH, SHARE * trace.arrival.front.at_half)
+        why.append(f"{_along_the_row(trace.arrival.front)}: a front, not contraction ({least:.1f} or more).")
     exact = math.nan if trace.loss_exact_past is None else trace.loss_exact_past
     worth = "Waiting is worth it" if pays else "Waiting gains nothing here (rows longer than the model can follow?)"
     why.append(f"{worth}: past the wavefront exact reading has {exact:.3f} nats, the first {TRAINED_PASSES} passes {shallow:.3f} at best.")

@@ -31,13 +31,14 @@ LISTED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1000)  # pass
 
 def page(diagnosis: Mapping[str, Any]) -> str:
     """The page of a diagnosis: `Diagnosis.to_json`, with "model" and "data" in words beside it."""
-    trace = diagnosis["trace"]
+    trace, worse = diagnosis["trace"], diagnosis.get("worse")
+    why = [f"But {worse}."] if worse else []
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         stylesheet=stylesheet(),
         chart_style=STYLE.read_text(encoding="utf-8"),
         chart_script=SCRIPT.read_text(encoding="utf-8"),
         verdict=escape(diagnosis["verdict"]),
-        headline=escape(HEADLINES[diagnosis["verdict"]]),
+        headline=escape(headline(diagnosis)),
         model=escape(diagnosis["model"]),
         data=escape(diagnosis["data"]),
         rows=trace["rows"],
@@ -47,7 +48,7 @@ def page(diagnosis: Mapping[str, Any]) -> str:
         ratio_median=number(trace["ratio_median"]),
         ratio_p99=number(trace["ratio_p99"]),
         slope=number(trace["arrival"]["passes_per_position"]),
-        why="".join(f"<li>{escape(sentence)}</li>" for sentence in diagnosis["why"]),
+        why="".join(f"<li>{escape(sentence)}</li>" for sentence in [*why, *diagnosis["why"]]),
         loss_chart=loss_chart(trace),
         change_chart=change_chart(trace, "relative"),
         absolute_chart=change_chart(trace, "absolute"),
@@ -60,6 +61,12 @@ def page(diagnosis: Mapping[str, Any]) -> str:
         reach=reach(diagnosis),
         settings=escape(json.dumps(diagnosis["settings"], indent=2)),
     )
+
+
+def headline(diagnosis: Mapping[str, Any]) -> str:
+    """The verdict in words, and whether repeated passes made the loss worse."""
+    words = HEADLINES[diagnosis["verdict"]]
+    return f"{words}, to a worse loss" if diagnosis.get("worse") else words
 
 
 def number(value: float | None, digits: int = 3) -> str:
