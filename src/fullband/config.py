@@ -25,11 +25,11 @@ class Yarn(Strict):
     divided by the factor, those between are mixed; attention scores are multiplied by (1 + 0.1 ln factor)².
     """
 
-    type: Literal["yarn"] = "yarn"
-    factor: float = Field(gt=1)
+    type: Literal["yarn"] = Field(default="yarn", description="the kind of extension")
+    factor: float = Field(gt=1, description="how many times longer the context becomes")
     original: int = Field(gt=1, description="the context the model was trained at")
-    beta_fast: float = Field(default=32.0, gt=0)
-    beta_slow: float = Field(default=1.0, gt=0)
+    beta_fast: float = Field(default=32.0, gt=0, description="turns within the original context above which a frequency stays")
+    beta_slow: float = Field(default=1.0, gt=0, description="turns below which a frequency is divided by the factor")
 
     @property
     def context(self) -> int:
@@ -39,19 +39,19 @@ class Yarn(Strict):
 class TrunkConfig(Strict):
     """Shape of the App. A decoder. `head_dim` defaults to width / heads; a window of W keys includes the query's own."""
 
-    vocab_size: int = Field(gt=1)
-    width: int = Field(gt=0)
-    layers: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    glu_width: int = Field(gt=0)
+    vocab_size: int = Field(gt=1, description="tokens of the vocabulary; the tokenizer's when a recipe leaves it out")
+    width: int = Field(gt=0, description="numbers in a state")
+    layers: int = Field(gt=0, description="decoder layers")
+    heads: int = Field(gt=0, description="query heads")
+    kv_heads: int = Field(gt=0, description="key and value heads; divides heads")
+    glu_width: int = Field(gt=0, description="width inside the feed-forward layer")
     context: int = Field(gt=1, description="longest sequence, in tokens")
     window: int = Field(gt=0, description="keys a sliding-window layer sees, its own included")
     full_every: int = Field(default=6, gt=0, description="layers 6, 12, ... counted from 1 attend fully")
-    head_dim: int | None = Field(default=None, gt=0)
-    rope_base: float = Field(default=10_000.0, gt=0)
+    head_dim: int | None = Field(default=None, gt=0, description="numbers in a head; default: width / heads")
+    rope_base: float = Field(default=10_000.0, gt=0, description="base of the rotary frequencies")
     rope: Yarn | None = Field(default=None, description="how rotary positions reach beyond the context of pre-training")
-    norm_eps: float = Field(default=1e-6, gt=0)
+    norm_eps: float = Field(default=1e-6, gt=0, description="added under the root of the norms")
     fed_back: FedBackName = Field(default="top", description="which state is carried: the top one, an ablation's otherwise (section 5)")
 
     @model_validator(mode="after")
@@ -86,13 +86,13 @@ class ModelConfig(Strict):
     `rope_base`, `rope` and `context` extend the context of either (long-context extension, section 4.2).
     """
 
-    preset: str | None = None
+    preset: str | None = Field(default=None, description="a named shape; `fullband info` describes them")
     trunk: dict[str, Any] | TrunkConfig = Field(default_factory=dict, description="overrides of the preset, or the whole shape")
     source: Place | None = Field(
         default=None, description="a Hugging Face causal LM (folder or hub id) to convert, or a saved model or run"
     )
     fusion: FusionName | None = Field(default=None, description="default: gated; residual where a source is converted; a saved model's own")
-    rope_base: float | None = Field(default=None, gt=0)
+    rope_base: float | None = Field(default=None, gt=0, description="another base of the rotary frequencies, for a longer context")
     rope: Yarn | None = None
     context: int | None = Field(default=None, gt=1, description="default: the model's own, or rope's factor x original")
 
@@ -111,8 +111,8 @@ class ModelConfig(Strict):
 class Phase(Strict):
     """For `fraction` of training, draw the number of passes with these probabilities: {1: 0.75, 2: 0.25}."""
 
-    fraction: float = Field(gt=0, le=1)
-    passes: dict[int, float]
+    fraction: float = Field(gt=0, le=1, description="share of training; those of all phases sum to 1")
+    passes: dict[int, float] = Field(description="number of passes: its probability; they sum to 1")
 
     @model_validator(mode="after")
     def _is_distribution(self) -> Phase:
@@ -144,7 +144,7 @@ class AdaptiveConfig(Strict):
 class FeedbackConfig(Strict):
     """Multi-pass training (Eqs. 9-13)."""
 
-    schedule: str | list[Phase] = "none"
+    schedule: str | list[Phase] = Field(default="none", description="a named schedule of passes, none, or a list of phases")
     start_step: int = Field(default=0, ge=0, description="no feedback before this step")
     loss_weight: float = Field(default=1.0, ge=0, description="lambda of Eq. 12")
     loss_weight_ramp: int = Field(default=0, ge=0, description="steps after switch-on over which lambda rises from 0 to loss_weight")
@@ -160,9 +160,9 @@ class FeedbackConfig(Strict):
         "when compiled an eighth of the row (64 in short rows), because every start is a shape to compile",
     )
     fusion_warmup: int = Field(default=0, ge=0, description="steps after switch-on that train only the fusion")
-    control: Control = "none"
+    control: Control = Field(default="none", description="ablation: what the fusion gets instead of the carried state")
     reuse: bool = Field(default=True, description="exact prefix reuse; off = the naive K full passes")
-    adaptive: AdaptiveConfig | None = None
+    adaptive: AdaptiveConfig | None = Field(default=None, description="settings of the adaptive share of deeper passes; null = off")
 
     @property
     def rounding(self) -> int:
@@ -188,11 +188,11 @@ class OptimConfig(Strict):
     AdamW use it.
     """
 
-    kind: Literal["normuon", "adam"] = "normuon"
-    matrix_lr: float = Field(default=1e-2, gt=0)
-    matrix_weight_decay: float = Field(default=0.01, ge=0)
-    momentum: float = Field(default=0.95, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
+    kind: Literal["normuon", "adam"] = Field(default="normuon", description="normuon (matrices; Adam for the rest) or adam for all")
+    matrix_lr: float = Field(default=1e-2, gt=0, description="peak learning rate of matrices")
+    matrix_weight_decay: float = Field(default=0.01, ge=0, description="weight decay of matrices")
+    momentum: float = Field(default=0.95, ge=0, lt=1, description="of the matrices' gradients")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="of the second moments of matrices' rows")
     matrix_scale: Literal["spectral", "match_rms", "exact_rms"] = Field(
         default="spectral",
         description="size of NorMuon's update; exact_rms = 0.2 at every entry on average, whatever its rank (as published)",
@@ -200,23 +200,23 @@ class OptimConfig(Strict):
     matrix_polar: Literal["polar-express", "quintic"] = Field(
         default="polar-express", description="polynomial of NorMuon's orthogonalisation; quintic = Muon's Newton-Schulz (as published)"
     )
-    adam_lr: float = Field(default=5e-4, gt=0)
-    adam_betas: tuple[float, float] = (0.9, 0.95)
-    adam_eps: float = Field(default=1e-8, gt=0)
+    adam_lr: float = Field(default=5e-4, gt=0, description="peak learning rate of what Adam trains")
+    adam_betas: tuple[float, float] = Field(default=(0.9, 0.95), description="Adam's two decay rates")
+    adam_eps: float = Field(default=1e-8, gt=0, description="added to Adam's denominator")
     warmup_steps: int = Field(default=200, ge=0, description="steps over which the learning rates rise; at most a third of the run")
     cooldown: float = Field(default=0.25, ge=0, le=1, description="last fraction of training that decays to zero")
-    cooldown_shape: Literal["linear", "1-sqrt"] = "linear"
+    cooldown_shape: Literal["linear", "1-sqrt"] = Field(default="linear", description="how the learning rate falls")
     z_loss: float = Field(default=1e-5, ge=0, description="coefficient during the cooldown")
-    clip_norm: float | None = Field(default=None, gt=0)
+    clip_norm: float | None = Field(default=None, gt=0, description="largest norm of the gradient; null = not clipped")
 
 
 class TaskSource(Strict):
     """Built-in tasks with an answer at every position: running products in a group, or running arithmetic modulo n."""
 
-    kind: Literal["task"] = "task"
-    task: Literal["group-word", "modular"] = "group-word"
+    kind: Literal["task"] = Field(default="task", description="a built-in task")
+    task: Literal["group-word", "modular"] = Field(default="group-word", description="running products in a group, or running arithmetic")
     group: str = Field(default="S3", description="S3, S4, S5, A4, A5 or Z_n such as Z7")
-    modulus: int = Field(default=7, gt=1, le=1000)
+    modulus: int = Field(default=7, gt=1, le=1000, description="of the arithmetic")
 
     @field_validator("group")
     @classmethod
@@ -230,9 +230,9 @@ class TaskSource(Strict):
 class FilesSource(Strict):
     """Local txt, jsonl or parquet files (txt and jsonl as .gz and .zst too). Globs are allowed."""
 
-    kind: Literal["files"] = "files"
-    paths: Places = Field(min_length=1)
-    validation_paths: Places = Field(default_factory=list)
+    kind: Literal["files"] = Field(default="files", description="local files")
+    paths: Places = Field(min_length=1, description="files or globs")
+    validation_paths: Places = Field(default_factory=list, description="files or globs that are held out")
     validation_fraction: float = Field(default=0.02, ge=0, lt=1, description="held-out documents where no validation_paths are given")
     text_field: str = Field(default="text", description='a field, or a pattern of several such as "{question} {answer}"')
 
@@ -240,11 +240,11 @@ class FilesSource(Strict):
 class HuggingFaceSource(Strict):
     """A dataset of the Hugging Face hub (or a local folder of one), streamed."""
 
-    kind: Literal["huggingface"] = "huggingface"
-    dataset: Place
-    name: str | None = None
-    split: str = "train"
-    validation_split: str | None = None
+    kind: Literal["huggingface"] = Field(default="huggingface", description="a dataset of the Hugging Face hub")
+    dataset: Place = Field(description="its id, or a local folder")
+    name: str | None = Field(default=None, description="its configuration")
+    split: str = Field(default="train", description="the split to train on")
+    validation_split: str | None = Field(default=None, description="the split that is held out")
     validation_documents: int = Field(default=512, gt=0, description="first documents held out where there is no validation_split")
     text_field: str = Field(default="text", description='a field, or a pattern of several such as "{question} {answer}"')
 
@@ -252,36 +252,36 @@ class HuggingFaceSource(Strict):
 class PythonStdlibSource(Strict):
     """The running interpreter's own standard library: real text on any machine, nothing downloaded."""
 
-    kind: Literal["python-stdlib"] = "python-stdlib"
-    validation_fraction: float = Field(default=0.05, ge=0, lt=1)
+    kind: Literal["python-stdlib"] = Field(default="python-stdlib", description="the interpreter's own standard library")
+    validation_fraction: float = Field(default=0.05, ge=0, lt=1, description="share of the documents held out")
 
 
 class ProgramTextSource(Strict):
     """Generated programs that ask about their own state; they contain the constructions of App. F."""
 
-    kind: Literal["program-text"] = "program-text"
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    kind: Literal["program-text"] = Field(default="program-text", description="generated programs")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="another seed makes other programs")
     documents: int = Field(default=200_000, gt=0, description="programs in an epoch")
     updates: int = Field(default=256, gt=0, description="most null updates before a question")
-    validation_fraction: float = Field(default=0.01, ge=0, lt=1)
+    validation_fraction: float = Field(default=0.01, ge=0, lt=1, description="share of the documents held out")
 
 
 class ChatSource(Strict):
     """Conversations, from local jsonl or parquet files or a Hugging Face dataset: [{role, content}, …] in `messages_field`, or a prompt and
     its completion in two fields. Each answer becomes one document, the conversation up to it, with the loss on that answer alone."""
 
-    kind: Literal["chat"] = "chat"
+    kind: Literal["chat"] = Field(default="chat", description="conversations")
     paths: Places = Field(default_factory=list, description="local files, globs allowed; or name a dataset")
-    validation_paths: Places = Field(default_factory=list)
-    validation_fraction: float = Field(default=0.02, ge=0, lt=1)
-    dataset: Place | None = None
-    name: str | None = None
-    split: str = "train"
-    validation_split: str | None = None
-    validation_documents: int = Field(default=512, gt=0)
-    messages_field: str = "messages"
-    prompt_field: str | None = None
-    completion_field: str | None = None
+    validation_paths: Places = Field(default_factory=list, description="files or globs that are held out")
+    validation_fraction: float = Field(default=0.02, ge=0, lt=1, description="share of the documents held out")
+    dataset: Place | None = Field(default=None, description="a Hugging Face dataset instead of paths")
+    name: str | None = Field(default=None, description="its configuration")
+    split: str = Field(default="train", description="the split to train on")
+    validation_split: str | None = Field(default=None, description="the split that is held out")
+    validation_documents: int = Field(default=512, gt=0, description="first conversations held out where there is no validation_split")
+    messages_field: str = Field(default="messages", description="the field that holds a list of messages")
+    prompt_field: str | None = Field(default=None, description="the field of the prompt, instead of messages")
+    completion_field: str | None = Field(default=None, description="the field of its completion")
     system: str | None = Field(default=None, description="a system message put before conversations that have none")
     template: Place | None = Field(default=None, description="a jinja file; default: the tokenizer's own chat template, else ChatML")
 
@@ -300,7 +300,7 @@ Source = Annotated[
 
 
 class DataConfig(Strict):
-    source: Source = Field(default_factory=PythonStdlibSource)
+    source: Source = Field(default_factory=PythonStdlibSource, description="where documents come from: its kind says which keys it has")
     tokenizer: Place = Field(
         default="auto", description="bytes, program, a tokenizer.json (or its folder), tiktoken:NAME; auto = the source model's, else bytes"
     )
@@ -315,22 +315,26 @@ class EvaluationConfig(Strict):
     )
     at_start: bool = Field(default=False, description="before the first step too (logged as step -1): what a fine-tune starts from")
     rows: int = Field(default=64, ge=0, description="held-out rows; 0 = no validation")
-    feedback_passes: list[FeedbackPasses] = Field(default=[0, 1, 2])
-    batch_rows: int = Field(default=16, gt=0)
+    feedback_passes: list[FeedbackPasses] = Field(
+        default=[0, 1, 2], description="ways of evaluating: numbers of feedback passes, exact, converged"
+    )
+    batch_rows: int = Field(default=16, gt=0, description="held-out rows in a forward pass")
 
 
 class TrainConfig(Strict):
-    steps: int = Field(gt=0)
+    steps: int = Field(gt=0, description="optimizer steps")
     batch_rows: int = Field(default=32, gt=0, description="rows in a step, over all microbatches")
-    microbatch_rows: int | None = Field(default=None, gt=0)
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    microbatch_rows: int | None = Field(default=None, gt=0, description="rows in a forward pass; default: batch_rows")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of activations and matrix products")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
-    compile: bool = False
-    activation_checkpointing: bool = False
-    checkpoint_every: int = Field(default=500, gt=0)
-    keep_checkpoints: int = Field(default=2, gt=0)
-    log_every: int = Field(default=10, gt=0)
-    tracker: Literal["none", "tensorboard", "wandb"] = "none"
+    compile: bool = Field(default=False, description="torch.compile the trunk")
+    activation_checkpointing: bool = Field(
+        default=False, description="compute activations again in the backward pass: less memory, more time"
+    )
+    checkpoint_every: int = Field(default=500, gt=0, description="steps between checkpoints")
+    keep_checkpoints: int = Field(default=2, gt=0, description="newest checkpoints that are kept")
+    log_every: int = Field(default=10, gt=0, description="steps between lines of metrics.jsonl")
+    tracker: Literal["none", "tensorboard", "wandb"] = Field(default="none", description="where metrics go besides metrics.jsonl")
     initial_checkpoint: Place | None = Field(default=None, description="a model folder to start from")
 
     @model_validator(mode="after")
@@ -341,16 +345,16 @@ class TrainConfig(Strict):
 
 
 class Recipe(Strict):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    description: str = ""
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of the run and of its folder")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of weights, data order, passes and noise")
+    description: str = Field(default="", description="a sentence for people")
     output: Place | None = Field(default=None, description="run folder; default runs/NAME")
-    model: ModelConfig
-    data: DataConfig = Field(default_factory=DataConfig)
-    feedback: FeedbackConfig = Field(default_factory=FeedbackConfig)
-    optim: OptimConfig = Field(default_factory=OptimConfig)
-    train: TrainConfig
-    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    model: ModelConfig = Field(description="the model to train")
+    data: DataConfig = Field(default_factory=DataConfig, description="what it is trained on")
+    feedback: FeedbackConfig = Field(default_factory=FeedbackConfig, description="passes, schedule and noise of training")
+    optim: OptimConfig = Field(default_factory=OptimConfig, description="optimizer and learning rates")
+    train: TrainConfig = Field(description="length of training, batches and the machine")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="held-out loss while training")
 
 
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:

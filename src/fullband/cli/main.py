@@ -23,6 +23,7 @@ from fullband.cli import (
     plot,
     probe,
     quickstart,
+    recipe,
     train,
 )
 from fullband.cli.errors import OneLineErrors
@@ -57,6 +58,7 @@ app.command("chat", epilog=chat.EXAMPLES)(at_home(chat.chat))
 app.command("convert", epilog=convert.EXAMPLES)(at_home(convert.convert))
 app.command("detach", epilog=detach.EXAMPLES)(at_home(detach.detach))
 app.command("info", epilog=info.EXAMPLES)(at_home(info.info))
+app.command("recipe", epilog=recipe.EXAMPLES)(recipe.recipe)
 app.command("probe", epilog=probe.EXAMPLES)(at_home(probe.probe))
 app.command("plot", epilog=plot.EXAMPLES)(at_home(plot.plot))
 app.command("experiment", epilog=experiment.EXAMPLES)(at_home(experiment.experiment))
