@@ -17,6 +17,8 @@ from fullband.plots.page import stylesheet
 TEMPLATE = Path(__file__).with_name("evaluation_page.html")
 KEYS = {"standard": "standard", "soft": "fused-2", "fused": "fused-16"}
 
+CODE = ("humaneval", "mbpp")  # benchmarks whose answers are programs
+
 
 def page(results: Mapping[str, Any]) -> str:
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -57,14 +59,15 @@ def _side(place: int, table: ReportTable) -> str:
 
 def _traces(results: Mapping[str, Any]) -> list[str]:
     parts = []
-    for found in results["generative"].values():
+    for name, found in results["generative"].items():
+        text = "text code" if name.startswith(CODE) else "text"
         for trace in found["traces"]:
             parts.append(f"<h2>{escape(found['label'])}, problem {trace['problem']}: the modes side by side</h2>")
             parts.append(f'<p class="question">{escape(trace.get("question", ""))}</p>\n<div class="traces">')
             for mode, answer in trace["answers"].items():
                 parts.append(
                     f'<section class="trace {KEYS[mode]}"><h3>{MODES[mode]}</h3><p class="small">{escape(ending(answer))}</p>'
-                    f'<p class="text">{escape(answer_text(answer))}</p></section>'
+                    f'<p class="{text}">{escape(answer_text(answer))}</p></section>'
                 )
             parts.append("</div>")
     return parts

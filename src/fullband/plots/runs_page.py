@@ -67,8 +67,22 @@ def _milestones(run: dict[str, Any]) -> list[str]:
         "never" if on is None else str(on),
         "-" if shock is None else f"{shock:+.3f}",
         "-" if on is None else "not yet" if crossover is None else str(crossover),
+        "-" if on is None else held_out_crossover(run["evaluations"]),
         losses({key.removeprefix("pass_"): value for key, value in run["training_loss"].items()}),
     ]
+
+
+def held_out_crossover(evaluations: Sequence[dict[str, Any]]) -> str:
+    """The step of the first evaluation from which on held-out loss with feedback passes, at its best number of them, stayed below plain."""
+    found = "not evaluated"
+    for evaluation in reversed(evaluations):
+        fed = [loss for passes, loss in evaluation["losses"].items() if passes != "0"]
+        if not fed or "0" not in evaluation["losses"]:
+            continue
+        if not min(fed) < evaluation["losses"]["0"]:
+            return "not yet" if found == "not evaluated" else found
+        found = str(evaluation["step"] + 1)
+    return found
 
 
 def _evaluation(name: str, evaluation: dict[str, Any]) -> list[str]:
