@@ -81,7 +81,7 @@ BAD = {
     ),
     "probability is nan": (
         {"feedback.schedule": [{"fraction": 1, "passes": {1: float("nan")}}]},
-        "feedback.schedule.0: passes: probabilities",
+        "feedback.schedule.0.passes.1: input should be a finite number",
     ),
     "probability is a word": (
         {"feedback.schedule": [{"fraction": 1, "passes": {1: "all"}}]},
@@ -156,13 +156,13 @@ def test_overrides(tmp_path):
         ("train.steps", "--set train.steps: expected key.path=value"),
         ("=3", "--set =3: expected key.path=value"),
         ("name.first=3", "--set name.first=3: name holds a value, not a section"),
-        ("seed=[1", "--set seed=[1: the value is not yaml"),
+        ("seed=[1", "--set seed=[1: the value is not yaml ("),
         ("train.stepz=3", "train.stepz: unknown key; did you mean 'steps'?"),
         ("train.steps=few", "train.steps: input should be a valid integer, unable to parse string as an integer (given: 'few')"),
     ],
 )
 def test_bad_overrides(tmp_path, override, expected):
-    assert problem(write(tmp_path), [override]) == expected
+    assert problem(write(tmp_path), [override]).startswith(expected)
 
 
 def test_a_bare_off_is_the_word(tmp_path):

@@ -19,16 +19,17 @@ BELOW: dict[str, set[str]] = {
     "shipped": set(),
     "config": {"strict", "shipped"},
     "files": set(),
+    "run_folder": {"files"},
     "presets": {"config"},
     "trunk": {"config"},
     "feedback": {"trunk", "config"},
-    "model": {"feedback", "trunk", "presets", "config", "files"},
+    "model": {"feedback", "trunk", "presets", "config", "files", "run_folder"},
     "optim": {"config"},
-    "data": {"config", "files"},
+    "data": {"config", "files", "run_folder"},
     "decode": {"feedback", "trunk", "model", "data", "config"},
 }
 BELOW["evaluate"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files", "hf", "loading"}
-BELOW["train"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "amounts"}
+BELOW["train"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "amounts", "run_folder"}
 BELOW["hf"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files"}
 BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}

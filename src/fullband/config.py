@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, Literal, Union
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from fullband.shipped import find_recipe
-from fullband.strict import Place, Places, Strict, parse
+from fullband.strict import Place, Places, Strict, parse, read_yaml
 
+MOST_STEPS, MOST_PASSES, MOST_TRAINED = 10**9, 10**5, 256  # above which a number is a slip, not a plan
+Beta = Annotated[float, Field(ge=0, lt=1)]
 FusionName = Literal["gated", "concat", "add", "residual"]
 FedBackName = Literal["top", "middle", "first", "mix"]
 Control = Literal["none", "zeroed", "shuffled", "constant-gate"]
-FeedbackPasses = Union[Annotated[int, Field(ge=0)], Literal["exact", "converged"]]  # 0 = plain reading
+FeedbackPasses = Union[Annotated[int, Field(ge=0, le=MOST_PASSES)], Literal["exact", "converged"]]  # 0 = plain reading
 
 
 class Yarn(Strict):
@@ -26,10 +28,10 @@ class Yarn(Strict):
     """
 
     type: Literal["yarn"] = Field(default="yarn", description="the kind of extension")
-    factor: float = Field(gt=1, description="how many times longer the context becomes")
-    original: int = Field(gt=1, description="the context the model was trained at")
-    beta_fast: float = Field(default=32.0, gt=0, description="turns within the original context above which a frequency stays")
-    beta_slow: float = Field(default=1.0, gt=0, description="turns below which a frequency is divided by the factor")
+    factor: float = Field(gt=1, le=1e6, description="how many times longer the context becomes")
+    original: int = Field(gt=1, le=2**31, description="the context the model was trained at")
+    beta_fast: float = Field(default=32.0, gt=0, le=1e6, description="turns within the original context above which a frequency stays")
+    beta_slow: float = Field(default=1.0, gt=0, le=1e6, description="turns below which a frequency is divided by the factor")
 
     @property
     def context(self) -> int:
@@ -39,19 +41,19 @@ class Yarn(Strict):
 class TrunkConfig(Strict):
     """Shape of the App. A decoder. `head_dim` defaults to width / heads; a window of W keys includes the query's own."""
 
-    vocab_size: int = Field(gt=1, description="tokens of the vocabulary; the tokenizer's when a recipe leaves it out")
-    width: int = Field(gt=0, description="numbers in a state")
-    layers: int = Field(gt=0, description="decoder layers")
-    heads: int = Field(gt=0, description="query heads")
-    kv_heads: int = Field(gt=0, description="key and value heads; divides heads")
-    glu_width: int = Field(gt=0, description="width inside the feed-forward layer")
-    context: int = Field(gt=1, description="longest sequence, in tokens")
-    window: int = Field(gt=0, description="keys a sliding-window layer sees, its own included")
-    full_every: int = Field(default=6, gt=0, description="layers 6, 12, ... counted from 1 attend fully")
-    head_dim: int | None = Field(default=None, gt=0, description="numbers in a head; default: width / heads")
-    rope_base: float = Field(default=10_000.0, gt=0, description="base of the rotary frequencies")
+    vocab_size: int = Field(gt=1, le=2**24, description="tokens of the vocabulary; the tokenizer's when a recipe leaves it out")
+    width: int = Field(gt=0, le=2**17, description="numbers in a state")
+    layers: int = Field(gt=0, le=4096, description="decoder layers")
+    heads: int = Field(gt=0, le=2**14, description="query heads")
+    kv_heads: int = Field(gt=0, le=2**14, description="key and value heads; divides heads")
+    glu_width: int = Field(gt=0, le=2**20, description="width inside the feed-forward layer")
+    context: int = Field(gt=1, le=2**31, description="longest sequence, in tokens")
+    window: int = Field(gt=0, le=2**31, description="keys a sliding-window layer sees, its own included")
+    full_every: int = Field(default=6, gt=0, le=2**31, description="layers 6, 12, ... counted from 1 attend fully")
+    head_dim: int | None = Field(default=None, gt=0, le=2**14, description="numbers in a head; default: width / heads")
+    rope_base: float = Field(default=10_000.0, gt=0, le=1e15, description="base of the rotary frequencies")
     rope: Yarn | None = Field(default=None, description="how rotary positions reach beyond the context of pre-training")
-    norm_eps: float = Field(default=1e-6, gt=0, description="added under the root of the norms")
+    norm_eps: float = Field(default=1e-6, gt=0, le=1, description="added under the root of the norms")
     fed_back: FedBackName = Field(default="top", description="which state is carried: the top one, an ablation's otherwise (section 5)")
 
     @model_validator(mode="after")
@@ -92,9 +94,9 @@ class ModelConfig(Strict):
         default=None, description="a Hugging Face causal LM (folder or hub id) to convert, or a saved model or run"
     )
     fusion: FusionName | None = Field(default=None, description="default: gated; residual where a source is converted; a saved model's own")
-    rope_base: float | None = Field(default=None, gt=0, description="another base of the rotary frequencies, for a longer context")
+    rope_base: float | None = Field(default=None, gt=0, le=1e15, description="another base of the rotary frequencies, for a longer context")
     rope: Yarn | None = None
-    context: int | None = Field(default=None, gt=1, description="default: the model's own, or rope's factor x original")
+    context: int | None = Field(default=None, gt=1, le=2**31, description="default: the model's own, or rope's factor x original")
 
     @model_validator(mode="after")
     def _one_origin(self) -> ModelConfig:
@@ -119,9 +121,11 @@ class Phase(Strict):
         for k, probability in self.passes.items():
             if k < 1:
                 raise ValueError(f"passes: {k} is not a number of passes; the plain pass alone is 1")
+            if k > MOST_TRAINED:
+                raise ValueError(f"passes: a step trains at most {MOST_TRAINED} passes, got {k}")
             if probability < 0:
                 raise ValueError(f"passes: the probability of {k} passes is negative ({probability})")
-        if not abs(sum(self.passes.values()) - 1) <= 1e-6:  # so written, it catches nan
+        if abs(sum(self.passes.values()) - 1) > 1e-6:
             raise ValueError(f"passes: probabilities sum to {sum(self.passes.values()):g}, not 1")
         return self
 
@@ -129,26 +133,32 @@ class Phase(Strict):
 class AdaptiveConfig(Strict):
     """Raise the share of deeper passes while the states do not settle (the paper's limitation 2)."""
 
-    every: int = Field(default=100, gt=0, description="steps between measurements")
+    every: int = Field(default=100, gt=0, le=MOST_STEPS, description="steps between measurements")
     passes: int = Field(default=12, ge=8, le=16, description="no-grad passes of one measurement")
-    rows: int = Field(default=8, gt=0, description="rows measured")
-    tolerance: float = Field(default=1e-2, gt=0, description="relative state change that counts as settled")
-    ratio: float = Field(default=0.9, gt=0, description="median and p99 change ratio above which deeper passes are raised")
-    growth: float = Field(default=2.0, gt=1, description="factor on the share of the deeper passes, up and (its root) down")
+    rows: int = Field(default=8, gt=0, le=2**20, description="rows measured")
+    tolerance: float = Field(default=1e-2, gt=0, le=10, description="relative state change that counts as settled")
+    ratio: float = Field(default=0.9, gt=0, le=10, description="median and p99 change ratio above which deeper passes are raised")
+    growth: float = Field(default=2.0, gt=1, le=1e3, description="factor on the share of the deeper passes, up and (its root) down")
     floor: float = Field(
         default=0.03, gt=0, le=1, description="smallest share of the deeper passes, of all batches of the run; at most the ceiling"
     )
     ceiling: float = Field(default=0.5, gt=0, le=1, description="largest share of the deeper passes, of the batches that feed back")
+
+    @model_validator(mode="after")
+    def _floor_is_below(self) -> AdaptiveConfig:
+        if self.floor > self.ceiling:
+            raise ValueError(f"floor ({self.floor}) must not be above ceiling ({self.ceiling})")
+        return self
 
 
 class FeedbackConfig(Strict):
     """Multi-pass training (Eqs. 9-13)."""
 
     schedule: str | list[Phase] = Field(default="none", description="a named schedule of passes, none, or a list of phases")
-    start_step: int = Field(default=0, ge=0, description="no feedback before this step")
-    loss_weight: float = Field(default=1.0, ge=0, description="lambda of Eq. 12")
-    loss_weight_ramp: int = Field(default=0, ge=0, description="steps after switch-on over which lambda rises from 0 to loss_weight")
-    jitter: float = Field(default=0.02, ge=0, description="sigma of Eq. 13")
+    start_step: int = Field(default=0, ge=0, le=MOST_STEPS, description="no feedback before this step")
+    loss_weight: float = Field(default=1.0, ge=0, le=1e6, description="lambda of Eq. 12")
+    loss_weight_ramp: int = Field(default=0, ge=0, le=MOST_STEPS, description="steps after switch-on over which lambda rises from 0")
+    jitter: float = Field(default=0.02, ge=0, le=100, description="sigma of Eq. 13")
     prefix: Literal["uniform", "shared", "per-row", "answer", "off"] = Field(
         default="uniform",
         description="plain positions of later passes, drawn for each pass; shared = one for all passes; answer = the prompts of chat data",
@@ -156,10 +166,11 @@ class FeedbackConfig(Strict):
     prefix_rounding: int | None = Field(
         default=None,
         gt=0,
+        le=2**24,
         description="later passes are computed from a multiple of this position on, which changes no value and no prefix; default: 1, or "
         "when compiled an eighth of the row (64 in short rows), because every start is a shape to compile",
     )
-    fusion_warmup: int = Field(default=0, ge=0, description="steps after switch-on that train only the fusion")
+    fusion_warmup: int = Field(default=0, ge=0, le=MOST_STEPS, description="steps after switch-on that train only the fusion")
     control: Control = Field(default="none", description="ablation: what the fusion gets instead of the carried state")
     reuse: bool = Field(default=True, description="exact prefix reuse; off = the naive K full passes")
     adaptive: AdaptiveConfig | None = Field(default=None, description="settings of the adaptive share of deeper passes; null = off")
@@ -190,7 +201,7 @@ class OptimConfig(Strict):
 
     kind: Literal["normuon", "adam"] = Field(default="normuon", description="normuon (matrices; Adam for the rest) or adam for all")
     matrix_lr: float = Field(default=1e-2, gt=0, description="peak learning rate of matrices")
-    matrix_weight_decay: float = Field(default=0.01, ge=0, description="weight decay of matrices")
+    matrix_weight_decay: float = Field(default=0.01, ge=0, le=1e3, description="weight decay of matrices")
     momentum: float = Field(default=0.95, ge=0, lt=1, description="of the matrices' gradients")
     beta2: float = Field(default=0.95, ge=0, lt=1, description="of the second moments of matrices' rows")
     matrix_scale: Literal["spectral", "match_rms", "exact_rms"] = Field(
@@ -201,13 +212,15 @@ class OptimConfig(Strict):
         default="polar-express", description="polynomial of NorMuon's orthogonalisation; quintic = Muon's Newton-Schulz (as published)"
     )
     adam_lr: float = Field(default=5e-4, gt=0, description="peak learning rate of what Adam trains")
-    adam_betas: tuple[float, float] = Field(default=(0.9, 0.95), description="Adam's two decay rates")
-    adam_eps: float = Field(default=1e-8, gt=0, description="added to Adam's denominator")
-    warmup_steps: int = Field(default=200, ge=0, description="steps over which the learning rates rise; at most a third of the run")
+    adam_betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="Adam's two decay rates")
+    adam_eps: float = Field(default=1e-8, gt=0, le=1, description="added to Adam's denominator")
+    warmup_steps: int = Field(
+        default=200, ge=0, le=MOST_STEPS, description="steps over which learning rates rise; at most a third of the run"
+    )
     cooldown: float = Field(default=0.25, ge=0, le=1, description="last fraction of training that decays to zero")
     cooldown_shape: Literal["linear", "1-sqrt"] = Field(default="linear", description="how the learning rate falls")
-    z_loss: float = Field(default=1e-5, ge=0, description="coefficient during the cooldown")
-    clip_norm: float | None = Field(default=None, gt=0, description="largest norm of the gradient; null = not clipped")
+    z_loss: float = Field(default=1e-5, ge=0, le=1e3, description="coefficient during the cooldown")
+    clip_norm: float | None = Field(default=None, gt=0, le=1e9, description="largest norm of the gradient; null = not clipped")
 
 
 class TaskSource(Strict):
@@ -245,7 +258,7 @@ class HuggingFaceSource(Strict):
     name: str | None = Field(default=None, description="its configuration")
     split: str = Field(default="train", description="the split to train on")
     validation_split: str | None = Field(default=None, description="the split that is held out")
-    validation_documents: int = Field(default=512, gt=0, description="first documents held out where there is no validation_split")
+    validation_documents: int = Field(default=512, gt=0, le=2**31, description="first documents, held out if there is no validation_split")
     text_field: str = Field(default="text", description='a field, or a pattern of several such as "{question} {answer}"')
 
 
@@ -261,8 +274,8 @@ class ProgramTextSource(Strict):
 
     kind: Literal["program-text"] = Field(default="program-text", description="generated programs")
     seed: int = Field(default=0, ge=0, lt=2**63, description="another seed makes other programs")
-    documents: int = Field(default=200_000, gt=0, description="programs in an epoch")
-    updates: int = Field(default=256, gt=0, description="most null updates before a question")
+    documents: int = Field(default=200_000, gt=0, le=2**31, description="programs in an epoch")
+    updates: int = Field(default=256, gt=0, le=2**20, description="most null updates before a question")
     validation_fraction: float = Field(default=0.01, ge=0, lt=1, description="share of the documents held out")
 
 
@@ -278,7 +291,9 @@ class ChatSource(Strict):
     name: str | None = Field(default=None, description="its configuration")
     split: str = Field(default="train", description="the split to train on")
     validation_split: str | None = Field(default=None, description="the split that is held out")
-    validation_documents: int = Field(default=512, gt=0, description="first conversations held out where there is no validation_split")
+    validation_documents: int = Field(
+        default=512, gt=0, le=2**31, description="first conversations, held out if there is no validation_split"
+    )
     messages_field: str = Field(default="messages", description="the field that holds a list of messages")
     prompt_field: str | None = Field(default=None, description="the field of the prompt, instead of messages")
     completion_field: str | None = Field(default=None, description="the field of its completion")
@@ -304,36 +319,38 @@ class DataConfig(Strict):
     tokenizer: Place = Field(
         default="auto", description="bytes, program, a tokenizer.json (or its folder), tiktoken:NAME; auto = the source model's, else bytes"
     )
-    length: int = Field(default=512, gt=1, description="positions in a training row")
+    length: int = Field(default=512, gt=1, le=2**24, description="positions in a training row")
     packing: bool = Field(default=True, description="several documents in a row; false = one, padded: what recurrent layers need")
-    shuffle_documents: int = Field(default=1024, gt=0, description="documents of a block, which is shuffled as a whole; 1 = no shuffling")
+    shuffle_documents: int = Field(
+        default=1024, gt=0, le=2**31, description="documents of a block that is shuffled as a whole; 1 = no shuffling"
+    )
 
 
 class EvaluationConfig(Strict):
     every: int = Field(
-        default=250, gt=0, description="steps; the best checkpoint is chosen among those that are evaluated and saved at once"
+        default=250, gt=0, le=MOST_STEPS, description="steps; the best checkpoint is one that was evaluated and saved at once"
     )
     at_start: bool = Field(default=False, description="before the first step too (logged as step -1): what a fine-tune starts from")
-    rows: int = Field(default=64, ge=0, description="held-out rows; 0 = no validation")
+    rows: int = Field(default=64, ge=0, le=2**20, description="held-out rows; 0 = no validation")
     feedback_passes: list[FeedbackPasses] = Field(
-        default=[0, 1, 2], description="ways of evaluating: numbers of feedback passes, exact, converged"
+        default=[0, 1, 2], min_length=1, description="ways of evaluating: numbers of feedback passes, exact, converged"
     )
-    batch_rows: int = Field(default=16, gt=0, description="held-out rows in a forward pass")
+    batch_rows: int = Field(default=16, gt=0, le=2**20, description="held-out rows in a forward pass")
 
 
 class TrainConfig(Strict):
-    steps: int = Field(gt=0, description="optimizer steps")
-    batch_rows: int = Field(default=32, gt=0, description="rows in a step, over all microbatches")
-    microbatch_rows: int | None = Field(default=None, gt=0, description="rows in a forward pass; default: batch_rows")
+    steps: int = Field(gt=0, le=MOST_STEPS, description="optimizer steps")
+    batch_rows: int = Field(default=32, gt=0, le=2**20, description="rows in a step, over all microbatches")
+    microbatch_rows: int | None = Field(default=None, gt=0, le=2**20, description="rows in a forward pass; default: batch_rows")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of activations and matrix products")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
     compile: bool = Field(default=False, description="torch.compile the trunk")
     activation_checkpointing: bool = Field(
         default=False, description="compute activations again in the backward pass: less memory, more time"
     )
-    checkpoint_every: int = Field(default=500, gt=0, description="steps between checkpoints")
-    keep_checkpoints: int = Field(default=2, gt=0, description="newest checkpoints that are kept")
-    log_every: int = Field(default=10, gt=0, description="steps between lines of metrics.jsonl")
+    checkpoint_every: int = Field(default=500, gt=0, le=MOST_STEPS, description="steps between checkpoints")
+    keep_checkpoints: int = Field(default=2, gt=0, le=MOST_STEPS, description="newest checkpoints that are kept")
+    log_every: int = Field(default=10, gt=0, le=MOST_STEPS, description="steps between lines of metrics.jsonl")
     tracker: Literal["none", "tensorboard", "wandb"] = Field(default="none", description="where metrics go besides metrics.jsonl")
     initial_checkpoint: Place | None = Field(default=None, description="a model folder to start from")
 
@@ -345,7 +362,7 @@ class TrainConfig(Strict):
 
 
 class Recipe(Strict):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of the run and of its folder")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200, description="of the run and of its folder")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of weights, data order, passes and noise")
     description: str = Field(default="", description="a sentence for people")
     output: Place | None = Field(default=None, description="run folder; default runs/NAME")
@@ -364,8 +381,8 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
     """
     named, path = Path(os.path.expanduser(path)), find_recipe(path)
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raw = read_yaml(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
         raise ValueError(f"{path}: not readable as yaml: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: a recipe is a mapping of keys; this file holds {'nothing' if raw is None else type(raw).__name__}")
@@ -392,6 +409,7 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ValueError(f"--set {override}: expected key.path=value")
     try:
-        set_key(raw, key, yaml.safe_load(value), f"--set {override}")
-    except yaml.YAMLError:
-        raise ValueError(f"--set {override}: the value is not yaml") from None
+        read = read_yaml(value)
+    except ValueError as error:
+        raise ValueError(f"--set {shorten(override, 60)}: the value is not yaml ({error})") from None
+    set_key(raw, key, read, f"--set {override}")

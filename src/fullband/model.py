@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fullband.config import FusionName, Strict, TrunkConfig, parse
 from fullband.feedback.fusion import Fusion, build_fusion
 from fullband.files import MANIFEST, read_tensors, verify_manifest, write_json, write_manifest, write_tensors
+from fullband.run_folder import CHECKPOINTS, newest_checkpoint
 from fullband.trunk.decoder import Decoder
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -94,7 +95,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         return read_tensors(path)
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError(f"{index}: damaged: it does not say where the weights are") from None
     return {key: tensor for name in names for key, tensor in read_tensors(path.with_name(str(name))).items()}
 
@@ -125,7 +126,7 @@ def read_json_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: not a fullband model")
@@ -145,10 +146,6 @@ def resolve_model_folder(folder: str | Path) -> Path:
         raise ValueError(f"{folder}: no such model folder")
     if (folder / CONFIG).is_file():
         return folder
-    pointer = folder / "checkpoints" / "last.json"
-    if pointer.is_file():
-        try:
-            return folder / "checkpoints" / str(json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"])
-        except (OSError, ValueError, TypeError, KeyError):
-            raise ValueError(f"{pointer}: damaged: it does not name a checkpoint") from None
+    if newest := newest_checkpoint(folder / CHECKPOINTS):
+        return newest
     raise ValueError(f"{folder}: not a model folder (it has no {CONFIG}) and not a run folder (it has no checkpoints)")

@@ -6,11 +6,12 @@ import difflib
 import os
 from typing import Annotated, Any, TypeVar, get_args
 
+import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 def _text_of_place(value: Any) -> Any:
@@ -28,6 +29,30 @@ Places = Annotated[list[Place], BeforeValidator(_one_is_a_list)]
 """Paths; one may stand alone."""
 
 Schema = TypeVar("Schema", bound=BaseModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose sections hold a key once: elsewhere the last of two silently wins."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise ValueError(f"{key.value}: given twice in one section, the second time in line {key.start_mark.line + 1}")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str) -> Any:
+    """The value of a YAML text. Raises ValueError in one line for text that is none, for a key that stands twice in a section, and for
+    values that look like a number or a date and are none."""
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    except (ValueError, yaml.YAMLError) as error:  # ValueErrors of Python's own, too: "month must be in 1..12"
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def parse(schema: type[Schema], raw: Any, where: str) -> Schema:
@@ -57,6 +82,8 @@ def _first_problem(schema: type[BaseModel], raw: Any, error: ValidationError) ->
         for n, p in enumerate(p for other, p in problems if other == place)
     )
     given = problem.get("input")
+    if isinstance(given, int) and abs(given) > 10**30:
+        return f"{key}: {message} (given: a number of {round(given.bit_length() * 0.30103)} digits){more}"
     shown = f" (given: {given!r})" if given is None or isinstance(given, (str, int, float, bool)) else ""
     return f"{key}: {message}{shown}{more}".removeprefix(": ")  # of the whole: no key
 

@@ -15,10 +15,14 @@ from typing import Any
 import pytest
 
 from fullband.config import Recipe
-from fullband.files import LOCK
+from fullband.data.batch import Batch
+from fullband.data.loader import TaskLoader
+from fullband.files import LOCK, write_manifest
 from fullband.model import FullBandModel
 from fullband.train import train
 from fullband.train.checkpoint import Checkpoints
+from fullband.train.loop import own_folder
+from fullband.train.run import folder_of
 from train.runs import assert_same_run, in_child, kill_self, last_of, needs_fork, on_file_change, with_changes
 
 MakeRecipe = Callable[..., Recipe]
@@ -229,11 +233,12 @@ def test_the_best_is_remembered_over_a_resume(recipe: MakeRecipe, monkeypatch: p
     assert checkpoints.best() == (checkpoints.folder / "step-00000001", 1.0)
     train(with_changes(config, train__steps=4), resume=True)
     assert checkpoints.best() == (checkpoints.folder / "step-00000004", 0.5)
-    shutil.copytree(checkpoints.folder / "step-00000004", checkpoints.folder / "step-00000001", dirs_exist_ok=True)
-    (checkpoints.folder / "last.json").unlink()  # killed before the first save was complete: the run starts again
-    train(with_changes(config, train__steps=1))
-    assert checkpoints.best() == (checkpoints.folder / "step-00000001", 4.0)
-    assert [p.name for p in checkpoints.folder.glob("step-*")] == ["step-00000001"]
+    (checkpoints.folder / "last.json").unlink()  # whether the newest was the best, nothing says any more: it is validated again
+    with pytest.raises(ValueError, match="already holds a run; continue it with --resume"):
+        train(config)
+    train(with_changes(config, train__steps=4), resume=True)
+    assert checkpoints.best() == (checkpoints.folder / "step-00000004", 4.0)
+    assert [p.name for p in checkpoints.folder.glob("step-*")] == ["step-00000004"]
 
 
 @pytest.mark.parametrize("first", [float("nan"), float("inf")])
@@ -267,21 +272,120 @@ def test_a_flipped_bit_is_found_and_named(recipe: MakeRecipe, name: str) -> None
         train(with_changes(config, train__steps=2), resume=True)
 
 
-def test_a_damaged_pointer_is_named(recipe: MakeRecipe) -> None:
-    config = recipe(train__steps=1)
+@pytest.mark.parametrize("content", [None, '{"check', "[]", '{"checkpoint": 3}', '{"checkpoint": "step-00000009"}', "[" * 100_000])
+def test_without_its_pointer_a_run_goes_on_from_the_newest_whole_checkpoint(recipe: MakeRecipe, content: str | None) -> None:
+    """Nothing that is there is trained over: a fresh run is refused, and a resumed one ends as it would have."""
+    straight, config = recipe("straight", train__checkpoint_every=2), recipe(train__checkpoint_every=2)
+    train(straight)
+    train(with_changes(config, train__steps=4))
+    pointer = Path(config.output or "") / "checkpoints" / "last.json"
+    pointer.unlink() if content is None else pointer.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match="already holds a run; continue it with --resume"):
+        train(config)
+    assert train(config, resume=True).steps == 6
+    assert file_bytes(config).keys() == file_bytes(straight).keys()
+
+
+def test_a_damaged_checkpoint_offers_the_newest_whole_one(recipe: MakeRecipe) -> None:
+    config = recipe(train__checkpoint_every=2)
     train(config)
-    (Path(config.output or "") / "checkpoints" / "last.json").write_text('{"check', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"last\.json: damaged"):
+    newest, older = (Path(config.output or "") / "checkpoints" / f"step-0000000{step}" for step in (6, 4))
+    content = bytearray((newest / "model.safetensors").read_bytes())
+    content[-5] ^= 4
+    (newest / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"model\.safetensors: damaged.*; step-00000004 is whole: to go on from it, remove {newest}"):
         train(config, resume=True)
+    with pytest.raises(ValueError, match="already holds a run"):
+        train(config)
+    shutil.rmtree(newest)
+    result = train(config, resume=True)
+    assert result.steps == 6 and older.is_dir()
+    for place in (newest, older):
+        (place / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"manifest\.json: missing"):
+        train(config, resume=True)
+    (newest.parent / "last.json").unlink()
+    for resume in (True, False):
+        with pytest.raises(ValueError, match="none of its checkpoints is whole"):
+            train(config, resume=resume)
 
 
-@pytest.mark.parametrize("missing", ["training.json", "model.safetensors", ""])
+@pytest.mark.parametrize("missing", ["training.json", "model.safetensors", "manifest.json"])
 def test_a_missing_file_is_named(recipe: MakeRecipe, missing: str) -> None:
     config = recipe(train__steps=1)
     folder = train(config).checkpoint
-    (folder / missing).unlink() if missing else shutil.rmtree(folder)
-    with pytest.raises(ValueError, match=f"{folder}.*{missing or 'training.json'}"):
+    (folder / missing).unlink()
+    with pytest.raises(ValueError, match=f"{folder}.*{missing}"):
         train(config, resume=True)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "{}", '{"step": "x"}', "[" * 100_000])
+def test_training_state_of_another_shape_is_named(recipe: MakeRecipe, content: str) -> None:
+    config = recipe(train__steps=1)
+    folder = train(config).checkpoint
+    (folder / "training.json").write_text(content, encoding="utf-8")
+    write_manifest(folder, [path.name for path in folder.iterdir() if path.name != "manifest.json"])
+    with pytest.raises(ValueError, match=r"training\.json: (not the training state of a run|damaged)"):
+        train(config, resume=True)
+
+
+@pytest.mark.parametrize("manifest", [{}, {"config.json": ""}])
+def test_a_manifest_that_lists_no_weights_is_damaged(recipe: MakeRecipe, manifest: dict[str, str]) -> None:
+    config = recipe(train__steps=1)
+    folder = train(config).checkpoint
+    recorded = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({name: recorded[name] for name in manifest}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"manifest\.json: damaged: it does not list model\.safetensors"):
+        FullBandModel.load(folder)
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_a_validation_that_fails_loses_nothing(recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """At a step that is saved, at one that is not, and at the last: the state is kept, and the run goes on from there."""
+    config = recipe(train__steps=4, train__checkpoint_every=2, evaluation={"every": step, "rows": 2, "feedback_passes": [0, 1]})
+    straight = with_changes(config, output=f"{config.output}-straight")
+    train(straight)
+
+    def fails(*_: Any) -> dict[str, float]:
+        raise ValueError("no such thing")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fullband.train.loop.validation_losses", fails)
+        with pytest.raises(ValueError, match=rf"no such thing; what was trained until step {step} is kept in .*step-0000000{step}"):
+            train(config)
+    train(config, resume=True)
+    assert file_bytes(config) == file_bytes(straight)
+
+
+def test_data_that_vanish_lose_nothing(recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, straight = recipe(train__steps=5), recipe("straight", train__steps=5)
+    train(straight)
+    batches = TaskLoader.next_batch
+    calls = iter(range(100))
+
+    def vanishing(self: TaskLoader) -> Batch:
+        batch = batches(self)
+        if next(calls) == 3:
+            raise ValueError("data.jsonl: no such file")
+        return batch
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TaskLoader, "next_batch", vanishing)
+        with pytest.raises(ValueError, match=r"data\.jsonl: no such file; what was trained until step 3 is kept in .*step-00000003"):
+            train(config)
+    train(config, resume=True)
+    assert file_bytes(config) == file_bytes(straight)
+
+
+def test_two_runs_of_a_fresh_folder(recipe: MakeRecipe) -> None:
+    """The second is refused before it writes anything, and a refused one leaves no folder."""
+    config, other = recipe("a/b/run"), recipe("a/b/run", seed=4)
+    with own_folder(folder_of(config)), pytest.raises(ValueError, match="another process is at work there"):
+        train(other)
+    assert not (folder_of(config).parents[1]).exists()
+    with pytest.raises(ValueError, match=r"data\.length"):
+        train(with_changes(config, data__length=65))
+    assert not (folder_of(config).parents[1]).exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from typing import Any
 
@@ -12,7 +13,14 @@ from typer.core import TyperGroup
 from fullband.cli.console import spell_what_cannot_be_written
 
 TRACEBACK = "FULLBAND_TRACEBACK"
-OUT_OF_MEMORY = "out of memory: use fewer rows at a time (train.microbatch_rows), or train.activation_checkpointing=true"
+OUT_OF_MEMORY = "out of memory"
+LESS_MEMORY = {  # what each command can do about it
+    "train": "use fewer rows at a time (train.microbatch_rows), or train.activation_checkpointing=true",
+    "experiment": "use fewer rows at a time (train.microbatch_rows)",
+    "convert": "--dtype bfloat16 halves the weights",
+}
+NO_MEMORY = re.compile(r"DefaultCPUAllocator: .*(memory|allocate)|not enough memory: you tried to allocate", re.DOTALL)
+LESS_ELSEWHERE = "use a smaller model, fewer rows or shorter texts at a time, or --dtype bfloat16 where the command has it"
 
 
 class OneLineErrors(TyperGroup):
@@ -29,6 +37,8 @@ class OneLineErrors(TyperGroup):
             raise  # the reader of stdout has gone; there is nobody to tell
         except Exception as error:
             text = explain(error)
+            if text == OUT_OF_MEMORY:
+                text += f": {LESS_MEMORY.get(ctx.invoked_subcommand, LESS_ELSEWHERE)}"
             if text is None:
                 raise
             if os.environ.get(TRACEBACK):
@@ -39,7 +49,7 @@ class OneLineErrors(TyperGroup):
 
 def explain(error: Exception) -> str | None:
     """The error in one line, or None if it is not the user's to mend."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or NO_MEMORY.search(str(error)):
         return OUT_OF_MEMORY
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

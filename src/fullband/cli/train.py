@@ -63,13 +63,12 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
     import torch
 
     from fullband.cli.describe import describe_converted, describe_model, describe_run
-    from fullband.config import ChatSource
     from fullband.data.loader import build_loader
     from fullband.model import FullBandModel
     from fullband.optim.groups import describe_groups, parameter_groups
-    from fullband.optim.wsd import wsd_factor
+    from fullband.train.checks import check_run, check_run_folder
     from fullband.train.models import build_model, data_of, feedback_of, model_origin
-    from fullband.train.run import resolve_device
+    from fullband.train.run import folder_of, resolve_device
 
     device = resolve_device(recipe.train.device)
     loader = build_loader(data_of(recipe), recipe.seed, recipe.train.batch_rows)
@@ -77,14 +76,13 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
     with torch.device(place):
         model = build_model(recipe, loader)
     notices = loader.notices()
-    if isinstance(recipe.data.source, ChatSource) and recipe.evaluation.rows:
-        loader.validation_batches(recipe.evaluation.rows, recipe.evaluation.batch_rows)  # as training begins; texts can be large, or far
+    check_run(recipe, loader, model)
+    check_run_folder(folder_of(recipe))
     optim, length = recipe.optim, recipe.data.length
     if isinstance(model, FullBandModel):
         trunk, described = model.config.trunk, describe_model(model.config.trunk, model.config.fusion, length)
     else:
         trunk, described = None, describe_converted(model, recipe)
-    wsd_factor(0, recipe.train.steps, optim.warmup_steps, optim.cooldown, optim.cooldown_shape)
     return {
         "device": str(device),
         "data": loader.fingerprint(),

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from fullband.run_folder import CHECKPOINTS, newest_checkpoint
+
 SAVED_AS = "fullband_tokenizer.json"
 BEFORE = 8  # ids that say how the next one is decoded: whether a word stands there, and the bytes of an unfinished character
 
@@ -237,12 +239,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 
 def newest_of(folder: Path) -> Path:
     """The newest checkpoint of a run folder; of anything else, itself."""
-    pointer = folder / "checkpoints" / "last.json"
-    if not pointer.is_file():
-        return folder
-    newest = _read_json(pointer)
-    named = isinstance(newest, dict) and isinstance(newest.get("checkpoint"), str)
-    return pointer.parent / newest["checkpoint"] if named else folder
+    return newest_checkpoint(folder / CHECKPOINTS) or folder
 
 
 def _described(description: dict[str, Any], folder: Path) -> Tokenizer:
@@ -270,5 +267,5 @@ def _described(description: dict[str, Any], folder: Path) -> Tokenizer:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({' '.join(str(error).split())}); write or download it again") from None

@@ -7,14 +7,13 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from fullband.config import Control, FeedbackPasses
 from fullband.probe.examples import TASKS, Task
 from fullband.probe.reading import PREFILLS
 from fullband.shipped import shipped_recipes
-from fullband.strict import Strict, parse
+from fullband.strict import Strict, parse, read_yaml
 
 OWN = ("name", "seed", "output")  # keys of a recipe that the experiment sets
 NAME = r"^[a-z0-9][a-z0-9-]*$"
@@ -149,8 +148,8 @@ def load_experiment(path: Path) -> Experiment:
 
 def _read_mapping(path: Path, what: str) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raw = read_yaml(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
         raise ValueError(f"{path}: not readable as yaml: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: {what} is a mapping of keys")

@@ -2,10 +2,11 @@
 
 checkpoints/step-00000500/   a model folder (config.json, model.safetensors, tokenizer), optimizer.safetensors,
                              training.json (step, data, schedule and metric state), manifest.json (SHA-256 of each)
-checkpoints/last.json        which folder to resume from
+checkpoints/last.json        which folder to resume from, the best one so far, and whether that step's validation is still to come
 checkpoints/best.json        which one had the lowest validation loss
 
-A folder newer than last.json's is one that was never finished: a run that resumes replaces it when it gets there again.
+A folder newer than last.json's is one that was never finished: a run that resumes replaces it when it gets there again. Where last.json is
+lost, the newest whole folder is resumed from (`run_folder`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch import Tensor
 from fullband.data.loader import Loader
 from fullband.files import MANIFEST, sync_folder, verify_manifest, write_json, write_manifest, write_tensors
 from fullband.loading import LoadedModel
+from fullband.run_folder import LAST, newest_checkpoint, read_pointer, whole_checkpoints
 from fullband.train.models import save_model
 
-OPTIMIZER, TRAINING, LAST, BEST = "optimizer.safetensors", "training.json", "last.json", "best.json"
+OPTIMIZER, TRAINING, BEST = "optimizer.safetensors", "training.json", "best.json"
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,18 @@ class Checkpoints:
         training: dict[str, Any],
         best: dict[str, Any] | None,
         keep: int,
+        pending: bool = False,
     ) -> Path:
         """Write the checkpoint of `step`, point last.json to it and best.json to `best`, delete all but the newest `keep` and the best.
+
+        pending   whether the step's validation is still to come: a run that resumes here begins with it
 
         The step that last.json points to already is not written again. Raises ValueError naming the folder if it cannot be written;
         the checkpoint before it stays whole.
         """
         place = self.folder / checkpoint_name(step)
         partial = self.folder / f".{place.name}.partial"
-        last = self.last()
+        last = self._named()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if last != place:
@@ -68,7 +73,7 @@ class Checkpoints:
                 write_json(self.folder / BEST, best)
             else:
                 (self.folder / BEST).unlink(missing_ok=True)
-            write_json(self.folder / LAST, {"checkpoint": place.name})
+            write_json(self.folder / LAST, {"checkpoint": place.name, "best": best} | ({"pending": True} if pending else {}))
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the room
             whole = f"; {last} is whole: continue from it with --resume" if last else ""
@@ -77,34 +82,39 @@ class Checkpoints:
         return place
 
     def last(self) -> Path | None:
-        """The checkpoint to resume from, or None. Raises ValueError naming a damaged pointer."""
-        pointer = self._pointer(LAST)
-        return self.folder / pointer["checkpoint"] if pointer else None
+        """The checkpoint to resume from, or None. Raises ValueError if there are some, and none is whole."""
+        return newest_checkpoint(self.folder)
 
     def best(self) -> tuple[Path, float] | None:
         """The checkpoint of the lowest validation loss, and that loss."""
-        pointer = self._pointer(BEST)
-        return (self.folder / pointer["checkpoint"], float(pointer["validation_loss"])) if pointer else None
+        best = _best_of(read_pointer(self.folder / BEST))
+        return (self.folder / best["checkpoint"], best["validation_loss"]) if best else None
+
+    def standing(self, checkpoint: Path) -> tuple[dict[str, Any] | None, bool]:
+        """(the best one so far, whether the validation of its step is still to come) of the checkpoint that a run resumes from."""
+        pointer = read_pointer(self.folder / LAST)
+        if pointer.get("checkpoint") == checkpoint.name:
+            return _best_of(pointer.get("best")), bool(pointer.get("pending"))
+        best = _best_of(read_pointer(self.folder / BEST))  # last.json is lost
+        return (best if best and best["checkpoint"] < checkpoint.name else None), True
 
     def read_training(self, checkpoint: Path) -> dict[str, Any]:
-        """training.json of a checkpoint, all of whose files are checked first. Raises ValueError naming a damaged or missing one."""
-        verify_manifest(checkpoint)
-        path = checkpoint / TRAINING
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: damaged or missing ({error})") from None
+        """training.json of a checkpoint, all of whose files are checked first.
 
-    def _pointer(self, name: str) -> dict[str, Any] | None:
-        path = self.folder / name
-        if not path.is_file():
-            return None
+        Raises ValueError naming a damaged or missing one, and the newest checkpoint that is whole.
+        """
         try:
-            pointer = json.loads(path.read_text(encoding="utf-8"))
-            pointer["checkpoint"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: damaged ({error}); delete it and name a checkpoint with train.initial_checkpoint") from None
-        return dict(pointer)
+            verify_manifest(checkpoint)
+            return _read_training(checkpoint / TRAINING)
+        except ValueError as error:
+            whole = next((other for other in whole_checkpoints(self.folder) if other != checkpoint), None)
+            offer = f"; {whole.name} is whole: to go on from it, remove {checkpoint} and resume" if whole else ""
+            raise ValueError(f"{error}{offer}") from None
+
+    def _named(self) -> Path | None:
+        """The checkpoint that last.json names."""
+        name = read_pointer(self.folder / LAST).get("checkpoint")
+        return self.folder / str(name) if name else None
 
     def prune(self, last: Path, best: dict[str, Any] | None, keep: int) -> None:
         """Delete all but the newest `keep` up to `last`, and the best. A newer one is what a kill left of a save."""
@@ -125,6 +135,27 @@ def _delete(checkpoint: Path) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
         os.replace(checkpoint, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _read_training(path: Path) -> dict[str, Any]:
+    """Raises ValueError naming a file that is missing, damaged or of another shape."""
+    try:
+        training = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: damaged or missing ({error})") from None
+    kinds = {"step": int, "tokens": int, "token_equivalent": int, "executed_positions": int}
+    kinds |= dict.fromkeys(("identity", "loader", "schedule", "milestones"), dict)
+    for key, kind in kinds.items():
+        if not isinstance(training, dict) or not isinstance(training.get(key), kind):
+            raise ValueError(f"{path}: not the training state of a run ({key!r} must be {'a number' if kind is int else 'a section'})")
+    return dict(training)
+
+
+def _best_of(raw: Any) -> dict[str, Any] | None:
+    """{"checkpoint": name, "validation_loss": nats}, or None where that is not what was recorded."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("checkpoint"), str) or not isinstance(raw.get("validation_loss"), float):
+        return None
+    return raw
 
 
 def checkpoint_name(step: int) -> str:

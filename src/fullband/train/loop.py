@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,13 +14,14 @@ from typing import Any, Protocol
 from fullband.config import FeedbackPasses, Recipe
 from fullband.data.batch import Batch
 from fullband.feedback.settling import measure_settling
-from fullband.files import alone_in
+from fullband.files import LOCK, alone_in
 from fullband.optim.groups import describe_groups, is_fusion
+from fullband.train.checks import check_run_folder
 from fullband.train.evaluation import validation_losses
 from fullband.train.metrics import Tracker, open_trackers
 from fullband.train.milestones import Milestones
 from fullband.train.progress import shown_progress
-from fullband.train.run import Run, folder_of, prepare
+from fullband.train.run import DivergedError, Run, folder_of, prepare
 from fullband.train.step import StepReport, accumulate_gradients, single_document
 from fullband.train.stop import StopRequest, stop_signals
 
@@ -50,10 +52,6 @@ class RunResult:
     signal: int | None = None
 
 
-class DivergedError(ValueError):
-    """The loss or the gradients are not finite; the last good state has been saved."""
-
-
 def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) -> RunResult:
     """Train a recipe to its end, a signal, or a non-finite loss.
 
@@ -62,29 +60,51 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
     Raises ValueError for a recipe that does not fit or a run that another process is training, and DivergedError, which names the
     step, for a loss that is not finite.
     """
-    folder = folder_of(recipe)
     with ExitStack() as held:
-        begun = folder.is_dir()
-        if begun:  # a resumed run is changed before its first step: its recipe is written, checkpoints are pruned
-            held.enter_context(alone_in(folder))
+        check_run_folder(folder_of(recipe))
+        held.enter_context(own_folder(folder_of(recipe)))
         run = prepare(recipe, resume)
-        if not begun:
-            held.enter_context(alone_in(folder))
         if watcher is None and (progress := shown_progress()):
             watcher = held.enter_context(progress)
         return _train(run, watcher)
 
 
+@contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """While the block runs, the run folder is this process's alone, from before anything is written into it.
+
+    A folder that was made for it and stays empty, as the run was refused, is removed. Raises InUseError, and ValueError if the folder
+    cannot be made.
+    """
+    made = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder}: cannot write the run folder ({error.strerror})") from None
+    try:
+        with alone_in(folder):
+            try:
+                yield
+            finally:
+                if made and [path.name for path in folder.iterdir()] == [LOCK]:
+                    (folder / LOCK).unlink()
+    finally:
+        for place in made:
+            with suppress(OSError):  # not empty: there is a run
+                place.rmdir()
+
+
 def _train(run: Run, watcher: Watcher | None) -> RunResult:
     recipe = run.recipe
     config, evaluation = recipe.train, recipe.evaluation
-    held_out = run.loader.validation_batches(evaluation.rows, evaluation.batch_rows) if evaluation.rows else []
-    trackers = open_trackers(config.tracker, run.folder, recipe.name, recipe.model_dump(mode="json"), drop_from=run.step)
+    held_out = run.held_out
+    trackers = open_trackers(config.tracker, run.folder, recipe.name, recipe.model_dump(mode="json"), run.step, run.pending)
     validation: dict[str, float] = {}
     checkpoint = run.checkpoints.last()
     start, tokens_before = time.perf_counter(), run.tokens
     if watcher:
-        watcher.started(run, describe_groups(run.optimizer.groups, recipe.optim))
+        with suppress(OSError):  # a terminal that is gone stops no run
+            watcher.started(run, describe_groups(run.optimizer.groups, recipe.optim))
     else:
         for notice in run.notices:
             warnings.warn(notice, stacklevel=3)
@@ -93,18 +113,22 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
             if evaluation.at_start and held_out and not run.step:
                 passes: list[FeedbackPasses] = [0] if run.schedule.switch_on is None else evaluation.feedback_passes
                 validation = evaluate(run, held_out, passes, trackers, watcher)
+            if run.pending and held_out and validation_due(run):  # a kill came between the save and the validation of its step
+                validation = evaluate(run, held_out, passes_to_evaluate(run), trackers, watcher)
+                run.validated(lowest(validation))
             while run.step < config.steps and not stop:
-                # 1. Look whether the states settle, if the schedule adapts to that.
-                before = run.loader.state_dict(), run.schedule.state_dict()
-                batch = run.loader.next_batch()
-                settling = adapt_schedule(run, batch)
+                with run.kept():
+                    # 1. Look whether the states settle, if the schedule adapts to that.
+                    before = run.loader.state_dict(), run.schedule.state_dict()
+                    batch = run.loader.next_batch()
+                    settling = adapt_schedule(run, batch)
 
-                # 2. Gradients of Eq. 12 over this step's passes.
-                run.optimizer.zero_grad()
-                z_loss = run.optimizer.z_loss(run.step)
-                report = accumulate_gradients(run.model, batch, run.step, recipe.seed, run.schedule, config, z_loss)
-                if not math.isfinite(report.objective + report.gradient_norm):
-                    raise diverged(run, report, *before)
+                    # 2. Gradients of Eq. 12 over this step's passes.
+                    run.optimizer.zero_grad()
+                    z_loss = run.optimizer.z_loss(run.step)
+                    report = accumulate_gradients(run.model, batch, run.step, recipe.seed, run.schedule, config, z_loss)
+                    if not math.isfinite(report.objective + report.gradient_norm):
+                        raise diverged(run, report, *before)
 
                 # 3. Update: right after the switch-on perhaps only the fusion.
                 if run.schedule.warming_fusion(run.step):
@@ -116,19 +140,23 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
                 run.token_equivalent += report.token_equivalent
                 run.executed_positions += report.executed_positions
 
-                # 4. Log, evaluate, save.
+                # 4. Log; save, so that nothing a validation does can lose the run; validate.
                 last_step = run.step == config.steps
                 values = step_values(run, report) | settling
                 values["tokens_per_second"] = (run.tokens - tokens_before) / (time.perf_counter() - start)
                 if watcher:
-                    watcher.stepped(run, values)
+                    with suppress(OSError):
+                        watcher.stepped(run, values)
                 if run.step % config.log_every == 0 or settling or last_step:
                     log(trackers, run.step - 1, values)
-                evaluate_now = bool(held_out) and (run.step % evaluation.every == 0 or last_step)
+                evaluate_now = bool(held_out) and validation_due(run)
+                save_now = run.step % config.checkpoint_every == 0 or last_step
+                if save_now:
+                    checkpoint = run.save(pending=evaluate_now)
                 if evaluate_now:
                     validation = evaluate(run, held_out, passes_to_evaluate(run), trackers, watcher)
-                if run.step % config.checkpoint_every == 0 or last_step:
-                    checkpoint = run.save(lowest(validation) if evaluate_now else None)
+                    if save_now:
+                        run.validated(lowest(validation))
             if stop:
                 checkpoint = run.save()
     finally:
@@ -161,11 +189,17 @@ def evaluate(
     run: Run, held_out: list[Batch], passes: list[FeedbackPasses], trackers: list[Tracker], watcher: Watcher | None
 ) -> dict[str, float]:
     """Held-out losses by feedback passes, logged with the last step that was done."""
-    losses = validation_losses(run.model, held_out, passes, run.recipe.train.dtype)
+    with run.kept():
+        losses = validation_losses(run.model, held_out, passes, run.recipe.train.dtype)
     log(trackers, run.step - 1, {"validation": losses})
     if watcher:
-        watcher.evaluated(run, losses)
+        with suppress(OSError):
+            watcher.evaluated(run, losses)
     return losses
+
+
+def validation_due(run: Run) -> bool:
+    return run.step % run.recipe.evaluation.every == 0 or run.step == run.recipe.train.steps
 
 
 def passes_to_evaluate(run: Run) -> list[FeedbackPasses]:

@@ -20,12 +20,15 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """metrics.jsonl: one object a line, `step` first. `drop_from` forgets what a resumed run will write again: from 0 on, all of it."""
+    """metrics.jsonl: one object a line, `step` first. `drop_from` forgets what a resumed run will write again: from 0 on, all of it; with
+    `validates_again` the validation of the step before, too."""
 
-    def __init__(self, folder: Path, drop_from: int):
+    def __init__(self, folder: Path, drop_from: int, validates_again: bool = False):
         """Raises ValueError as `read_metrics`, and naming the file if it cannot be written."""
         self.path = folder / METRICS
         kept = [entry for entry in read_metrics(self.path) if entry["step"] < drop_from] if drop_from and self.path.is_file() else []
+        if validates_again:
+            kept = [entry for entry in kept if entry["step"] != drop_from - 1 or "validation" not in entry]
         with self._named_errors():
             write_bytes(self.path, "".join(map(_line, kept)).encode())
 
@@ -104,9 +107,11 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def open_trackers(kind: str, folder: Path, name: str, recipe: dict[str, Any], drop_from: int) -> list[Tracker]:
+def open_trackers(
+    kind: str, folder: Path, name: str, recipe: dict[str, Any], drop_from: int, validates_again: bool = False
+) -> list[Tracker]:
     """metrics.jsonl, and the tracker the recipe names. Raises ValueError if that one is not installed."""
-    trackers: list[Tracker] = [JsonLines(folder, drop_from)]
+    trackers: list[Tracker] = [JsonLines(folder, drop_from, validates_again)]
     if kind == "tensorboard":
         trackers.append(TensorBoard(folder, drop_from))
     elif kind == "wandb":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +14,7 @@ import yaml
 from torch import nn
 
 from fullband.config import Recipe
+from fullband.data.batch import Batch
 from fullband.data.loader import Loader, build_loader
 from fullband.feedback.schedule import PassSchedule
 from fullband.files import read_tensors, write_bytes
@@ -21,10 +24,15 @@ from fullband.optim.optimizer import Optimizer
 from fullband.optim.wsd import warmup_length, warmup_words
 from fullband.presets import resolve_schedule
 from fullband.train.checkpoint import OPTIMIZER, Checkpoints, checkpoint_name
+from fullband.train.checks import check_run
 from fullband.train.milestones import Milestones
 from fullband.train.models import build_model, data_of, difference, feedback_of, model_identity
 
 RECIPE = "recipe.yaml"
+
+
+class DivergedError(ValueError):
+    """The loss or the gradients are not finite; the last good state has been saved."""
 
 
 @dataclass
@@ -41,7 +49,9 @@ class Run:
     checkpoints: Checkpoints
     milestones: Milestones
     notices: list[str] = field(default_factory=list)  # what differs from what the recipe might lead one to expect
+    held_out: list[Batch] = field(default_factory=list)  # for validation; empty = none
     best: dict[str, Any] | None = None  # {"checkpoint": name, "validation_loss": nats} of the best one so far
+    pending: bool = False  # whether the validation of the step that the run resumes from is still to come
     step: int = 0
     tokens: int = 0
     token_equivalent: int = 0
@@ -64,10 +74,14 @@ class Run:
         """Whether every number of model and optimizer is one."""
         return all(bool(t.isfinite().all()) for t in (*self.model.parameters(), *self.optimizer.state_dict().values()))
 
-    def save(self, validation_loss: float | None = None) -> Path:
-        """Write a checkpoint: the best one so far if `validation_loss` is the lowest. See `Checkpoints.save`."""
-        if validation_loss is not None and (self.best is None or validation_loss < self.best["validation_loss"]):
-            self.best = {"checkpoint": checkpoint_name(self.step), "validation_loss": validation_loss}
+    def validated(self, loss: float | None) -> None:
+        """The checkpoint of this step, saved already, has this validation loss (None: no finite one); it may be the best one so far."""
+        if loss is not None and (self.best is None or loss < self.best["validation_loss"]):
+            self.best = {"checkpoint": checkpoint_name(self.step), "validation_loss": loss}
+        self.save()
+
+    def save(self, pending: bool = False) -> Path:
+        """Write a checkpoint, whose validation is still to come if it is `pending`. See `Checkpoints.save`."""
         training = {
             "step": self.step,
             "tokens": self.tokens,
@@ -77,10 +91,28 @@ class Run:
             "loader": self.loader.state_dict(),
             "schedule": self.schedule.state_dict(),
             "milestones": self.milestones.state_dict(),
-            "best": self.best,
         }
-        keep = self.recipe.train.keep_checkpoints
-        return self.checkpoints.save(self.step, self.model, self.loader, self.optimizer.state_dict(), training, self.best, keep)
+        keep, optimizer = self.recipe.train.keep_checkpoints, self.optimizer.state_dict()
+        return self.checkpoints.save(self.step, self.model, self.loader, optimizer, training, self.best, keep, pending)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """What fails inside loses nothing that was trained: the state before it is saved, and a ValueError says where.
+
+        For what changes neither parameters nor optimizer: data, gradients, validation.
+        """
+        before = self.loader.state_dict(), self.schedule.state_dict()
+        try:
+            yield
+        except Exception as error:
+            if not self.step or isinstance(error, DivergedError):
+                raise
+            self.loader.load_state_dict(before[0])
+            self.schedule.load_state_dict(before[1], self.step)
+            checkpoint = self.save()
+            if isinstance(error, ValueError):
+                raise ValueError(f"{error}; what was trained until step {self.step} is kept in {checkpoint}") from None
+            raise
 
     def restore(self, checkpoint: Path) -> None:
         """Continue from `checkpoint`. Raises ValueError naming what differs if it belongs to another run, or the file that is damaged."""
@@ -90,11 +122,16 @@ class Run:
                 raise ValueError(f"{checkpoint}: cannot resume with another {what} ({change})")
         if isinstance(self.model, FullBandModel):  # others were made from the checkpoint
             self.model.load_weights(checkpoint / WEIGHTS)
-        self.optimizer.load_state_dict(read_tensors(checkpoint / OPTIMIZER))
+        try:
+            self.optimizer.load_state_dict(read_tensors(checkpoint / OPTIMIZER))
+        except ValueError as error:
+            there = "; was it trained with another optim.kind?" if "optimizer state" in str(error) else ""
+            raise ValueError(f"{checkpoint}: cannot resume: {error}{there}") from None
         self.loader.load_state_dict(training["loader"])
         self.schedule.load_state_dict(training["schedule"], training["step"])
         self.milestones = Milestones.from_state(training["milestones"])
-        self.best, self.step, self.tokens = training["best"], training["step"], training["tokens"]
+        self.best, self.pending = self.checkpoints.standing(checkpoint)
+        self.step, self.tokens = training["step"], training["tokens"]
         self.token_equivalent, self.executed_positions = training["token_equivalent"], training["executed_positions"]
         self.checkpoints.prune(checkpoint, self.best, self.recipe.train.keep_checkpoints)  # a kill may have come before the last save's
 
@@ -120,11 +157,12 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
     device = resolve_device(recipe.train.device)
     loader = build_loader(data_of(recipe, last), recipe.seed, recipe.train.batch_rows)
     model = build_model(recipe, loader, last)
+    held_out = check_run(recipe, loader, model)
     nn.Module.to(model, device)
     feedback = feedback_of(recipe, model)
     schedule = PassSchedule(feedback, resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.seed)
     optimizer = Optimizer(model, recipe.optim, recipe.train.steps)
-    run = Run(recipe, folder, device, model, loader, schedule, optimizer, checkpoints, Milestones(), loader.notices())
+    run = Run(recipe, folder, device, model, loader, schedule, optimizer, checkpoints, Milestones(), loader.notices(), held_out)
     if warmup_length(recipe.train.steps, recipe.optim.warmup_steps) < recipe.optim.warmup_steps:
         run.notices.append(warmup_words(recipe.train.steps, recipe.optim.warmup_steps))
     if feedback.reuse != recipe.feedback.reuse:
@@ -143,8 +181,8 @@ def resolve_device(name: str, setting: str = "train.device") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(1, device=device).fill_(1).tolist()  # "meta" makes tensors, but no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"{setting}: '{name}' is not available here ({str(error).splitlines()[0]})") from None
     return device
 

@@ -1,4 +1,4 @@
-"""Stopping well: SIGTERM and Ctrl-C end a run after the step in hand, with a checkpoint."""
+"""Stopping well: SIGTERM, SIGHUP (a terminal that is closed) and Ctrl-C end a run after the step in hand, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StopRequest:
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Collects SIGTERM and SIGINT while the block runs. Outside the main thread, where Python cannot, it collects nothing."""
+    """Collects SIGTERM, SIGHUP and SIGINT while the block runs. Outside the main thread, where Python cannot, it collects nothing."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -31,7 +31,8 @@ def stop_signals() -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         request.signal = number
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    caught = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]  # Windows knows no SIGHUP
+    before = {number: signal.signal(number, ask) for number in caught if signal.getsignal(number) is not signal.SIG_IGN}  # nohup's
     try:
         yield request
     finally:
