@@ -112,9 +112,9 @@ class Checkpoints:
             raise ValueError(f"{error}{offer}") from None
 
     def _named(self) -> Path | None:
-        """The checkpoint that last.json names."""
-        name = read_pointer(self.folder / LAST).get("checkpoint")
-        return self.folder / str(name) if name else None
+        """The checkpoint that last.json names, if it is there."""
+        place = self.folder / str(read_pointer(self.folder / LAST).get("checkpoint") or "nothing")
+        return place if place.is_dir() else None
 
     def prune(self, last: Path, best: dict[str, Any] | None, keep: int) -> None:
         """Delete all but the newest `keep` up to `last`, and the best. A newer one is what a kill left of a save."""
