@@ -52,7 +52,7 @@ def read_yaml(text: str) -> Any:
     except RecursionError:
         raise ValueError("nested too deep") from None
     except (ValueError, yaml.YAMLError) as error:  # ValueErrors of Python's own, too: "month must be in 1..12"
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(" ".join(str(error).split()).partition("; use sys.")[0]) from None
 
 
 def parse(schema: type[Schema], raw: Any, where: str) -> Schema:
@@ -84,8 +84,12 @@ def _first_problem(schema: type[BaseModel], raw: Any, error: ValidationError) ->
     given = problem.get("input")
     if isinstance(given, int) and abs(given) > 10**30:
         return f"{key}: {message} (given: a number of {round(given.bit_length() * 0.30103)} digits){more}"
-    shown = f" (given: {given!r})" if given is None or isinstance(given, (str, int, float, bool)) else ""
+    shown = f" (given: {_short(repr(given))})" if given is None or isinstance(given, (str, int, float, bool)) else ""
     return f"{key}: {message}{shown}{more}".removeprefix(": ")  # of the whole: no key
+
+
+def _short(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _message(problem: Any) -> str:

@@ -78,5 +78,5 @@ def every_command(
 
 
 def main() -> None:
-    """The entry point. Exit codes: 0, 2 for anything the user can mend, 130 and 143 for a run that was stopped and saved, 1 for a bug."""
+    """Run a command. Exit codes: 0, 2 for anything the user can mend, 129, 130 and 143 for what a signal ended, 1 for a bug."""
     app()

@@ -181,8 +181,10 @@ def resolve_device(name: str, setting: str = "train.device") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device).fill_(1).tolist()  # "meta" makes tensors, but no numbers
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        if device.type == "meta":
+            raise RuntimeError("it holds shapes, and no numbers")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
         raise ValueError(f"{setting}: '{name}' is not available here ({str(error).splitlines()[0]})") from None
     return device
 
