@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -173,6 +174,16 @@ def check_writable(path: Path) -> None:
         raise ValueError(f"{path}: no permission to write it")
 
 
-def open_output(path: Path | None) -> AbstractContextManager[IO[str]]:
-    """The file, for appending; stdout for None."""
-    return nullcontext(sys.stdout) if path is None else open(path, "a", encoding="utf-8", newline="\n")
+@contextmanager
+def open_output(path: Path | None) -> Iterator[IO[str]]:
+    """The file, for appending; stdout for None. An OSError while it is written names it."""
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        with open(path, "a", encoding="utf-8", newline="\n") as file:
+            yield file
+    except OSError as error:
+        if error.strerror and error.filename is None and not isinstance(error, BrokenPipeError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise

@@ -136,7 +136,8 @@ def generate(
     }
     if overflow == "slide" and max_new_tokens is None and max_length is None:
         settings["max_new_tokens"] = DEFAULT_NEW_TOKENS
-    request = Request(resolve_mode("fused" if compare else "soft" if mode is None else mode, passes), tuple(stop or ()), settings, dtype, quantize)
+    named = "fused" if compare else "soft" if mode is None else mode
+    request = Request(resolve_mode(named, passes), tuple(stop or ()), settings, dtype, quantize)
     if output:
         check_output(output, resume)
     if html:

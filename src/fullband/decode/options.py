@@ -46,6 +46,9 @@ class Settings(TypedDict, total=False):
     compile: bool
 
 
+MOST_SAMPLES, MOST_TOKENS = 2**16, 10**9  # above which a number is a slip
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(SamplingOptions):
     """Sampling, and what else can be asked. A row is one sample of one prompt: sample s of prompt i is row i·n + s.
@@ -91,14 +94,14 @@ class GenerateOptions(SamplingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is at least 1, not {self.max_new_tokens}")
+        if self.max_new_tokens is not None and not 1 <= self.max_new_tokens <= MOST_TOKENS:
+            raise ValueError(f"max_new_tokens must be 1 to {MOST_TOKENS}, got {self.max_new_tokens}")
         if self.max_length is not None and self.max_length < 2:
             raise ValueError(f"max_length counts the prompt and at least one new token; it is not {self.max_length}")
         if self.min_new_tokens < 0:
             raise ValueError(f"min_new_tokens is at least 0, not {self.min_new_tokens}")
-        if self.n < 1:
-            raise ValueError(f"n, the samples of each prompt, is at least 1, not {self.n}")
+        if not 1 <= self.n <= MOST_SAMPLES:
+            raise ValueError(f"n, the samples of each prompt, must be 1 to {MOST_SAMPLES}, got {self.n}")
         if self.keys is not None and min(self.keys, default=0) < 0:
             raise ValueError(f"keys are integers ≥ 0, not {min(self.keys)}")
         if self.overflow not in get_args(Overflow):
