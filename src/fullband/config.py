@@ -214,9 +214,7 @@ class OptimConfig(Strict):
     adam_lr: float = Field(default=5e-4, gt=0, description="peak learning rate of what Adam trains")
     adam_betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="Adam's two decay rates")
     adam_eps: float = Field(default=1e-8, gt=0, le=1, description="added to Adam's denominator")
-    warmup_steps: int = Field(
-        default=200, ge=0, le=MOST_STEPS, description="steps over which learning rates rise; at most a third of the run"
-    )
+    warmup_steps: int = Field(default=200, ge=0, le=MOST_STEPS, description="steps of rising learning rates; at most a third of the run")
     cooldown: float = Field(default=0.25, ge=0, le=1, description="last fraction of training that decays to zero")
     cooldown_shape: Literal["linear", "1-sqrt"] = Field(default="linear", description="how the learning rate falls")
     z_loss: float = Field(default=1e-5, ge=0, le=1e3, description="coefficient during the cooldown")
@@ -291,9 +289,7 @@ class ChatSource(Strict):
     name: str | None = Field(default=None, description="its configuration")
     split: str = Field(default="train", description="the split to train on")
     validation_split: str | None = Field(default=None, description="the split that is held out")
-    validation_documents: int = Field(
-        default=512, gt=0, le=2**31, description="first conversations, held out if there is no validation_split"
-    )
+    validation_documents: int = Field(default=512, gt=0, le=2**31, description="first conversations, held out without a validation_split")
     messages_field: str = Field(default="messages", description="the field that holds a list of messages")
     prompt_field: str | None = Field(default=None, description="the field of the prompt, instead of messages")
     completion_field: str | None = Field(default=None, description="the field of its completion")
@@ -321,9 +317,7 @@ class DataConfig(Strict):
     )
     length: int = Field(default=512, gt=1, le=2**24, description="positions in a training row")
     packing: bool = Field(default=True, description="several documents in a row; false = one, padded: what recurrent layers need")
-    shuffle_documents: int = Field(
-        default=1024, gt=0, le=2**31, description="documents of a block that is shuffled as a whole; 1 = no shuffling"
-    )
+    shuffle_documents: int = Field(default=1024, gt=0, le=2**31, description="documents of a block, shuffled as a whole; 1 = no shuffling")
 
 
 class EvaluationConfig(Strict):
