@@ -202,7 +202,7 @@ def test_token_ids_outside_the_vocabulary(tmp_path: Path) -> None:
     [
         (["the " * 20], "does not fit the model's context of 48"),
         (["the", "--max-new-tokens", "46"], "exceeds the model's context of 48 (room for 45)"),
-        (["the", "--max-new-tokens", "0"], "max_new_tokens is at least 1"),
+        (["the", "--max-new-tokens", "0"], "max_new_tokens must be 1 to"),
         ([""], "the prompt is empty"),
         (["the", "--mode", "hard"], "unknown mode 'hard' (known: standard, soft, fused)"),
         (["the", "--mode", "fused", "--feedback-passes", "0"], "at least 1 feedback pass"),
@@ -213,7 +213,7 @@ def test_token_ids_outside_the_vocabulary(tmp_path: Path) -> None:
         (["the", "--top-k", "0"], "top_k keeps at least 1 token"),
         (["the", "--min-p", "1"], "min_p is at least 0 and below 1"),
         (["the", "--repetition-penalty", "0"], "repetition_penalty is a number above 0"),
-        (["the", "--n", "0"], "n, the samples of each prompt, is at least 1"),
+        (["the", "--n", "0"], "n, the samples of each prompt, must be 1 to"),
         (["the", "--stop", ""], "a stop string has at least one character"),
         (["the", "--overflow", "spill"], "unknown overflow 'spill' (known: refuse, slide)"),
         ([], "give a PROMPT or --prompts FILE"),
