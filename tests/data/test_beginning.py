@@ -112,6 +112,14 @@ def test_new_tokens_keep_the_space_before_the_first_word(llama: Tokenizer) -> No
     assert llama.decode_behind([], llama.encode("the end")) == "the end"
 
 
-def test_a_character_that_the_prompt_leaves_unfinished_is_finished(llama: Tokenizer) -> None:
-    first, second = [3 + byte for byte in "é".encode()]
-    assert llama.decode_behind([1, first], [second]) == "é"
+@pytest.mark.parametrize("text", ["日本語日本語日本語日本語", "the 日本語日本語 end 🙂🙃🙂🙃 the", "é" * 20 + " the"])
+@pytest.mark.parametrize("kind", ["llama", "bytes", "program"])
+def test_a_prompt_may_end_between_any_two_bytes(llama: Tokenizer, kind: str, text: str) -> None:
+    tokenizer = llama if kind == "llama" else load_tokenizer(kind)
+    ids = tokenizer.encode(text)
+    heads = [tokenizer.encode(text[:end]) for end in range(len(text) + 1)]
+    whole = {len(head): end for end, head in enumerate(heads) if head == ids[: len(head)]}  # characters, by the ids that are theirs
+    for cut in range(len(ids)):
+        rest = text[whole[max(length for length in whole if length <= cut)] :]
+        for before in (ids[:cut], [*tokenizer.lead, *ids[:cut]]):
+            assert tokenizer.decode_behind(before, ids[cut:]) == rest, "what the prompt leaves unfinished is given out finished"

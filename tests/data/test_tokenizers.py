@@ -99,10 +99,10 @@ def test_sentencepiece_spaces_survive_streaming(tmp_path: Path) -> None:
     assert streamed(tokenizer, ids) == ["the", " end", " the", " end", " end", ""]
 
 
-def test_no_special_token_is_added_nor_padding_nor_truncation(bpe: Tokenizer) -> None:
+def test_a_document_has_its_marks_but_neither_padding_nor_truncation(bpe: Tokenizer) -> None:
     ids = bpe.encode("the end of it")
     assert bpe.decode(ids) == "the end of it" and 0 not in ids
-    assert bpe.encode_documents(["the end of it", "x"])[0].tolist() == [*ids, bpe.end_of_document]
+    assert bpe.encode_documents(["the end of it", "x"])[0].tolist() == [0, *ids, bpe.end_of_document]
     assert bpe.encode("<|endoftext|>") == [bpe.end_of_document]
 
 
@@ -119,7 +119,7 @@ def test_the_end_of_document_is_found(tmp_path: Path, specials: list[str], eos: 
     tokenizer = load_tokenizer(byte_level(tmp_path, specials, eos))
     assert tokenizer.end_of_document == (tokenizer.encode(end)[0] if end else None)
     assert {tokenizer.decode([stop]) for stop in tokenizer.stops} == stops
-    length = len(tokenizer.encode("the")) + (end is not None)
+    length = len(tokenizer.lead) + len(tokenizer.encode("the")) + (end is not None)
     assert len(tokenizer.encode_documents(["the"])[0]) == length
 
 

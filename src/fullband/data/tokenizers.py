@@ -22,7 +22,8 @@ import numpy as np
 from fullband.run_folder import CHECKPOINTS, newest_checkpoint
 
 SAVED_AS = "fullband_tokenizer.json"
-BEFORE = 8  # ids that say how the next one is decoded: whether a word stands there, and the bytes of an unfinished character
+BEFORE = 8  # ids that say how the next one is decoded: whether a word stands there
+LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
 class Tokenizer(ABC):
@@ -103,9 +104,20 @@ class TextStream:
         self._tokenizer = tokenizer
         lead = len(tokenizer.lead)
         text = list(before)[lead if tuple(before[:lead]) == tokenizer.lead else 0 :]  # a beginning of sequence is no text to stand behind
-        self._window = text[-BEFORE:]
-        self._given = tokenizer.decode(self._window).rstrip("\ufffd") if self._window else ""  # text of the window that is out already
-        self._context = len(self._window)  # ids of the window whose text is all in _given
+        self._window, self._context, self._given = self._behind(text[-BEFORE - LONGEST_CHARACTER :])
+
+    def _behind(self, ids: list[int]) -> tuple[list[int], int, str]:
+        """(the ids to decode new ones with, how many of them are whole characters, the text of those, which is out already).
+
+        Both ends matter: a byte fallback makes nothing but U+FFFD of bytes in a row that begin or end inside a character."""
+        for behind in range(min(LONGEST_CHARACTER, len(ids) + 1)):  # bytes of a character that the ids leave unfinished
+            for first in range(max(0, len(ids) - BEFORE - LONGEST_CHARACTER), max(1, len(ids) - BEFORE + 1)):
+                whole = ids[first : len(ids) - behind]
+                text = self._tokenizer.decode(whole)
+                if not whole or (text.strip("\ufffd") == text):
+                    return ids[first:], len(whole), text if whole else ""
+        window = ids[-BEFORE:]
+        return window, len(window), self._tokenizer.decode(window).rstrip("\ufffd")
 
     def push(self, token: int) -> str:
         self._window.append(token)
@@ -130,10 +142,11 @@ class TextStream:
 class ByteStream(TextStream):
     """Streaming decoder of tokenizers that know the bytes of every id: exact, and constant work per id."""
 
-    def __init__(self, tokenizer: BytesOfIds) -> None:
+    def __init__(self, tokenizer: BytesOfIds, before: Sequence[int] = ()) -> None:
         super().__init__(tokenizer)
         self._bytes_of = tokenizer.bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(b"".join(map(self._bytes_of, before[-LONGEST_CHARACTER:])))  # which may end inside a character
 
     def push(self, token: int) -> str:
         return self._decoder.decode(self._bytes_of(token))
@@ -155,7 +168,7 @@ class BytesOfIds(Tokenizer):
         return b"".join(self.bytes_of(token) for token in ids).decode("utf-8", errors="replace")
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        return ByteStream(self)  # bytes are the same behind anything
+        return ByteStream(self, before)
 
 
 class ByteTokenizer(BytesOfIds):
