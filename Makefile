@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test check install clean
+.PHONY: quickstart test versions check install clean
 
 quickstart: .venv/.installed
 	$(BIN)/fullband quickstart
 
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest -n 2
+
+versions:  # the laws under the oldest and the newest torch and transformers that are allowed; gigabytes, so not part of CI
+	.ci/versions
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

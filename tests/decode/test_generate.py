@@ -91,7 +91,7 @@ def test_the_context_is_the_limit(model: FullBandModel) -> None:
     assert len(generate(model, prompts, max_new_tokens=8)[1].tokens) == 8
     with pytest.raises(ValueError, match=r"prompt 1 has 40 tokens; with max_new_tokens=9 it exceeds .* 48 \(room for 8\)"):
         stream(model, prompts, max_new_tokens=9)  # before the first step is asked for
-    with pytest.raises(ValueError, match="max_new_tokens is at least 1"):
+    with pytest.raises(ValueError, match="max_new_tokens must be 1 to"):
         generate(model, prompts, max_new_tokens=0)
     with pytest.raises(ValueError, match="prompt 0 is empty"):
         generate(model, [[]], max_new_tokens=1)

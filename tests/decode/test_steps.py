@@ -302,7 +302,7 @@ def test_closing_a_stream_frees_what_it_holds(model: FullBandModel) -> None:
         ({"temperature": -1.0}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
         ({"n": 0}, "n, the samples of each prompt, must be 1 to 65536, got 0"),
-        ({"max_new_tokens": 0}, "max_new_tokens is at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be 1 to"),
         ({"max_length": 1}, "max_length counts the prompt"),
         ({"max_length": 5}, "prompt 1 has 5 tokens; max_length=5 leaves no room"),
         ({"max_length": CONTEXT + 1, "max_new_tokens": None}, r"with max_length=49 it exceeds the model's context of 48 \(room for 46\)"),

@@ -67,7 +67,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.end_of_document = end_of_document
         self.stops = stops
         self.special = frozenset(token for token, added in self._backend.get_added_tokens_decoder().items() if added.special)
-        self.lead = self._lead(vocabulary)
+        self.lead = self._lead(known)
 
     def _lead(self, vocabulary: dict[str, int]) -> tuple[int, ...]:
         """What the post-processor puts before a text; as in transformers, an add_bos_token beside the file overrides it."""

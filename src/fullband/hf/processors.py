@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 # What a processor of this kind is for a row whose prompt is [1, T]: those that keep the prompt are made anew from the row's.
-_FOR_ROW: dict[type, Callable[[Any, Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+_FOR_ROW: dict[type, Callable[[Any, Any], Any]] = {
     RepetitionPenaltyLogitsProcessor: lambda own, _: RepetitionPenaltyLogitsProcessor(own.penalty),
     NoRepeatNGramLogitsProcessor: lambda own, _: own,
     SequenceBiasLogitsProcessor: lambda own, _: own,

@@ -143,7 +143,7 @@ def _read_training(path: Path) -> dict[str, Any]:
         training = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged or missing ({error})") from None
-    kinds = {"step": int, "tokens": int, "token_equivalent": int, "executed_positions": int}
+    kinds: dict[str, type] = dict.fromkeys(("step", "tokens", "token_equivalent", "executed_positions"), int)
     kinds |= dict.fromkeys(("identity", "loader", "schedule", "milestones"), dict)
     for key, kind in kinds.items():
         if not isinstance(training, dict) or not isinstance(training.get(key), kind):
