@@ -103,3 +103,10 @@ def test_a_record_of_another_shape_is_damage(tmp_path: Path, name: str, good: ob
     path.write_text('["key", ' + "[" * 100_000 + "]" * 100_000 + "]\n")
     with pytest.raises(ValueError, match=rf"{name}\.jsonl:1: damaged"):
         Journals.open(tmp_path)
+
+
+def test_half_a_surrogate_pair_is_kept(tmp_path):
+    """A solution's exception may hold one, and must not end the evaluation."""
+    Journal(tmp_path / "x.jsonl").add({"a": ["\ud800 ü", 1]})
+    assert Journal(tmp_path / "x.jsonl")["a"] == ["\ud800 ü", 1]
+    assert "ü" in (tmp_path / "x.jsonl").read_text(encoding="utf-8")

@@ -59,6 +59,24 @@ ADVERSARIES: dict[str, tuple[str, str]] = {  # name: the outcome or outcomes tha
         " m.madvise(mmap.MADV_DONTNEED)\n if os.fork() == 0: pass\n" + SOLVED,
     ),
     "memory of the zero device": ("broken", "import mmap, os\nm = mmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20)\n" + SOLVED),
+    "memory of a process whose first thread ended": (
+        "memory",
+        "import os, threading, time\ndef work():\n time.sleep(0.1)\n x = bytearray(100 << 20)\n time.sleep(60)\nfor _ in range(4):\n"
+        " if os.fork() == 0:\n  import ctypes\n  threading.Thread(target=work).start()\n"
+        "  ctypes.CDLL(None).syscall(60 if os.uname().machine == 'x86_64' else 93, 0)\ntime.sleep(60)",
+    ),
+    "memory of the kernel": (
+        "broken",
+        "import ctypes, os, socket\nC = ctypes.CDLL(None, use_errno=True)\nC.mmap.restype = ctypes.c_void_p\n"
+        "def allowed(call, *arguments):\n ctypes.set_errno(0)\n call(*arguments)\n return ctypes.get_errno() != 1\n"
+        "r, w = os.pipe()\nhuge = 0x40022  # MAP_HUGETLB | MAP_ANONYMOUS | MAP_PRIVATE\nx = ctypes.create_string_buffer(64)\n"
+        "found = [call for call, *arguments in (\n (C.semget, 0, 32000, 0o600), (C.vmsplice, w, x, 1, 0), (C.splice, r, 0, w, 0, 1, 2), (C.tee, r, w, 1, 2),\n"
+        " (C.inotify_init,), (C.inotify_init1, 0), (C.fanotify_init, 0, 0), (C.mmap, None, 2 << 20, 3, huge, -1, 0),\n"
+        " (C.syscall, 206 if os.uname().machine == 'x86_64' else 0, 1, x)) if allowed(call, *arguments)]\n"
+        "try: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)\nexcept PermissionError: pass\nelse: found.append(socket)\n"
+        "for family in (socket.AF_INET, socket.AF_INET6):\n try: found.append(socket.socket(family))\n except OSError: pass\n"
+        "assert found\n" + SOLVED,
+    ),
     "file flood": ("memory", "for n in range(50000): open(f'/tmp/{{n}}', 'w').close()\n" + SOLVED),
     "folder flood": ("memory", "import os\nfor n in range(50000): os.mkdir(f'/dev/shm/{{n}}')\n" + SOLVED),
     "shared memory flood": ("broken", "for n in range(100): open(f'/dev/shm/{{n}}', 'wb').write(bytes(1 << 20))"),
@@ -82,6 +100,7 @@ ADVERSARIES: dict[str, tuple[str, str]] = {  # name: the outcome or outcomes tha
     "home folder listed": ("broken", "import os, os.path\nassert os.listdir(os.path.dirname({home!r}))\n" + SOLVED),
     "password file": ("broken", "open('/etc/passwd').read()\n" + SOLVED),
     "environment": ("broken", "import os\nos.environ['FULLBAND_SECRET']\n" + SOLVED),
+    "command line of the kernel": ("broken", "assert open('/proc/cmdline').read()\n" + SOLVED),
     "processes of the host": ("broken", "import os\nassert sum(p.isdigit() for p in os.listdir('/proc')) > 4\n" + SOLVED),
     "files left behind": (
         "failed",

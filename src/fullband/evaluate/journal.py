@@ -51,7 +51,7 @@ class Journal:
             if self._cut_at is not None:
                 os.truncate(self.path, self._cut_at)
                 self._cut_at = None
-            with open(self.path, "a", encoding="utf-8") as file:
+            with open(self.path, "a", encoding="utf-8", errors="backslashreplace") as file:  # half a surrogate pair, as JSON escapes it
                 file.writelines(json.dumps([key, value], ensure_ascii=False) + "\n" for key, value in new.items())
                 file.flush()
                 os.fsync(file.fileno())

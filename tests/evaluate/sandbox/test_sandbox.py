@@ -17,7 +17,7 @@ import pytest
 
 import fullband.evaluate.sandbox.bubblewrap as bubblewrap
 import fullband.evaluate.sandbox.sandbox as sandbox_module
-from fullband.evaluate.sandbox import Limits, Program, Sandbox, run_all, seccomp
+from fullband.evaluate.sandbox import Limits, Program, Sandbox, run_all, seccomp, watch
 
 
 def outcome(sandbox, solution, tests, overrides=()):
@@ -188,6 +188,39 @@ def test_what_cannot_be_counted_ends_the_run(sandbox, monkeypatch):
 
     monkeypatch.setattr(sandbox_module, "use_below", refuse)
     assert outcome(sandbox, "import time\ntime.sleep(60)", "")[0] == "exited"
+
+
+def test_memory_is_resident_and_swapped_of_any_thread_that_lives(tmp_path, monkeypatch):
+    """Process 7 runs; of process 8 the first thread has ended, which then shows no memory; 9 is not below 1."""
+    statuses = {
+        "7/task/7": "VmRSS:\t 8 kB\nVmSwap:\t 4 kB\n",
+        "8/task/8": "State: Z\n",
+        "8/task/10": "VmRSS:\t 16 kB\n",
+        "9/task/9": "VmRSS:\t 1 kB\n",
+    }
+    for place, status in statuses.items():
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "status").write_text(status)
+    for process, parent in ((1, 0), (7, 1), (8, 7), (9, 0)):
+        (tmp_path / str(process)).mkdir(exist_ok=True)
+        (tmp_path / str(process) / "stat").write_text(f"{process} (a) b) S {parent} 0")
+    monkeypatch.setattr(watch, "PROC", str(tmp_path))
+    assert watch.use_below(1) == (28 << 10, 2)
+
+
+def test_what_a_solution_says_can_be_shown_and_kept(sandbox):
+    result = sandbox.run(Program("def f(): raise ValueError('\\ud800\\x1b[2J\\nfine: ü')", "f()"))
+    assert result.detail == r"tests line 1: f(): ValueError: \ud800\x1b[2J\nfine: ü"
+
+
+def test_the_sandbox_runs_this_python(sandbox):
+    """Not the library of another one of the same name."""
+    assert outcome(sandbox, "import sys\ndef f(): return sys.version", f"assert f() == {sys.version!r}") == ("passed", "")
+    assert outcome(sandbox, "from multiprocessing import Value\ndef f(): return Value('i', 3).value", "assert f() == 3") == ("passed", "")
+
+
+def test_a_machine_out_of_memory_ends_the_solution_first(sandbox):
+    assert outcome(sandbox, "def f(): return open('/proc/self/oom_score_adj').read()", "assert f() == '1000\\n'") == ("passed", "")
 
 
 AS_ANOTHER_USER = """

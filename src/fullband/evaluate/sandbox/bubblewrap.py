@@ -21,11 +21,13 @@ _OLDEST = (0, 7)  # the first with --size
 
 @dataclass(frozen=True)
 class Interpreter:
-    """This Python as the sandbox sees it: its program, the folders to show (outside, inside) and those of installed packages."""
+    """This Python as the sandbox sees it: its program, the folders to show (outside, inside) and those of installed packages, and where
+    the loader finds its library, which the program may name by a path that is not shown."""
 
     program: str
     shown: tuple[tuple[str, str], ...]
     packages: tuple[str, ...]
+    libraries: str | None = None
 
 
 @functools.cache
@@ -37,16 +39,19 @@ def interpreter() -> Interpreter:
     base, program = Path(sys.base_prefix).resolve(), Path(sys.executable).resolve()
     if not program.is_relative_to(base):
         raise ValueError(f"the sandbox can't show this Python: {program} is not within {base}")
-    shown = []
+    shown, libraries = [], None
     if not base.is_relative_to("/usr"):
         shown.append((str(base), "/python"))
         program = Path("/python") / program.relative_to(base)
+        folder = Path(sysconfig.get_config_var("LIBDIR") or base.parent).resolve()
+        if folder.is_relative_to(base) and sysconfig.get_config_var("Py_ENABLE_SHARED"):
+            libraries = str(Path("/python") / folder.relative_to(base))
     packages: list[str] = []
     folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     for outside in filter(os.path.isdir, folders):
         packages.append(f"/packages/{len(packages)}")
         shown.append((outside, packages[-1]))
-    return Interpreter(str(program), tuple(shown), tuple(packages))
+    return Interpreter(str(program), tuple(shown), tuple(packages), libraries)
 
 
 @functools.cache
@@ -95,6 +100,8 @@ def command(*, disk: int, as_root: bool, filter_fd: int, info_fd: int) -> list[s
     arguments += ["--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"]
     for name, value in environment(program_folder="/fullband").items():
         arguments += ["--setenv", name, value]
+    if interpreter().libraries:
+        arguments += ["--setenv", "LD_LIBRARY_PATH", str(interpreter().libraries)]
     arguments += ["--ro-bind", "/usr", "/usr"]
     for name in _LINKED:
         folder = Path("/") / name
@@ -117,8 +124,11 @@ def command(*, disk: int, as_root: bool, filter_fd: int, info_fd: int) -> list[s
         "/dev",
         "--dev-bind",
         os.devnull,
-        "/dev/zero",
-    ]  # a shared mapping of it is memory of no process
+        "/dev/zero",  # a shared mapping of it is memory of no process
+        "--ro-bind",
+        os.devnull,
+        "/proc/cmdline",  # the host's kernel may have been told secrets
+    ]
     for writable in ("/dev/shm", "/tmp"):
         arguments += ["--perms", "1777", "--size", str(disk), "--tmpfs", writable]
     arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]

@@ -208,7 +208,7 @@ class _Running:
             return self._no_word() if ready != b"ready" else ("exited", "the tests' process ended without a verdict")
         if outcome not in get_args(Outcome):
             raise SandboxError(f"{outcome}: {detail}")
-        return outcome, detail
+        return outcome, _printable(detail)
 
     def watch(self, first: int, limits: Limits) -> None:
         """Ends the run once all processes inside together use too much memory or are too many, or once they can't be counted."""
@@ -263,6 +263,11 @@ def _chunks(pipe: IO[bytes] | None) -> Iterator[bytes]:
     with pipe:
         while chunk := os.read(pipe.fileno(), 1 << 16):
             yield chunk
+
+
+def _printable(words: str) -> str:
+    """Without line ends, terminal sequences and half characters: they are the solution's, and go into files and onto screens."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 
 @contextlib.contextmanager

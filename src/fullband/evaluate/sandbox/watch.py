@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+PROC = "/proc"
 
 
 def use_below(first: int) -> tuple[int, int]:
@@ -14,23 +14,36 @@ def use_below(first: int) -> tuple[int, int]:
 
     Raises OSError if /proc can't be read, also once `first` is gone.
     """
-    os.stat(f"/proc/{first}")
+    os.stat(f"{PROC}/{first}")
     memory = processes = 0
     for process in _below(first):
         try:
-            memory += int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
+            memory += _held_by(process)
         except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
         processes += 1
     return memory, processes
 
 
+def _held_by(process: int) -> int:
+    """Bytes that a process has in memory or swapped out. Its threads share them; one that has ended, be it the first, shows none."""
+    for thread in sorted(os.listdir(f"{PROC}/{process}/task"), key=int):
+        try:
+            lines = [line.split() for line in Path(f"{PROC}/{process}/task/{thread}/status").read_bytes().splitlines()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        shown = [int(line[1]) << 10 for line in lines if line and line[0] in (b"VmRSS:", b"VmSwap:")]
+        if shown:
+            return sum(shown)
+    return 0
+
+
 def _below(first: int) -> Iterator[int]:
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
+    for entry in os.listdir(PROC):
         if entry.isdigit():
             try:
-                stat = Path(f"/proc/{entry}/stat").read_bytes()
+                stat = Path(f"{PROC}/{entry}/stat").read_bytes()
             except (FileNotFoundError, ProcessLookupError):
                 continue
             children.setdefault(int(stat.rpartition(b")")[2].split()[1]), []).append(int(entry))

@@ -27,7 +27,7 @@ def set_limits(limits: Limits, sandboxed: bool) -> None:
         "RLIMIT_AS": limits["memory"],
         "RLIMIT_CPU": seconds,
         "RLIMIT_FSIZE": limits["disk"],
-        "RLIMIT_CORE": 0,
+        "RLIMIT_CORE": 1,  # too small for a core, and unlike 0 none goes to a program of the host that collects them
         "RLIMIT_NOFILE": 64,
         "RLIMIT_MSGQUEUE": 0,
     }
@@ -36,6 +36,12 @@ def set_limits(limits: Limits, sandboxed: bool) -> None:
     for name, most in wanted.items():
         with contextlib.nullcontext() if sandboxed else contextlib.suppress(AttributeError, ValueError, OSError):
             resource.setrlimit(getattr(resource, name), (most, most))
+
+
+def die_first() -> None:
+    """Should the machine run out of memory, the kernel ends this process and those that it starts, rather than the host."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
 
 
 def become(user: int) -> None:

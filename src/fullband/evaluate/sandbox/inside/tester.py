@@ -18,7 +18,7 @@ import time
 from collections import deque
 from typing import Any, NoReturn
 
-from .confine import become, hide_memory, set_limits
+from .confine import become, die_first, hide_memory, set_limits
 from .wire import Channel, decode, encode
 
 MOST_FILES = 10_000
@@ -252,6 +252,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's handler is one that others inside may call
     report = os.dup(1)
     os.dup2(2, 1)  # what tests print is output, not a verdict
+    die_first()
     job = json.loads(sys.stdin.buffer.readline())
     own_user, solution_user = job["users"] or (None, None)
     command = [sys.executable, "-S", "-s", "-P", "-B", "-m", f"{__package__}.solution"]
