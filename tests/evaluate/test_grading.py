@@ -2,64 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from fullband.evaluate.grading.gsm8k import chat_value, grade_gsm8k, reference_answer
-from fullband.evaluate.grading.math_answers import MathGrader
-from fullband.evaluate.grading.math_text import LONGEST, by_rule, math_answer, same_text
+from fullband.evaluate.grading.math_answers import LONGEST, MathGrader, same_text
+from fullband.evaluate.grading.math_shape import shapes
+from fullband.evaluate.grading.math_text import math_answer
 
 SOLUTION = "She makes 9 * 2 = $<<9*2=18>>18 every day.\n#### 18"
 SECONDS = 10.0
 
-# verdict: pairs of reference and answer
-PAIRS: dict[str, list[tuple[str, str]]] = {
-    "right": [
-        # fractions, roots, mixed numbers
-        (r"\frac{1}{2}", "0.5"), (r"\frac{1}{2}", "1/2"), (r"\frac{1}{2}", r"\dfrac{2}{4}"), (r"\frac12", r"\frac{1}{2}"),
-        (r"-\frac{3}{4}", r"\frac{-3}{4}"), (r"1\frac{1}{2}", r"\frac{3}{2}"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
-        (r"3\sqrt{13}", r"\sqrt{117}"), (r"11\sqrt2", r"11\sqrt{2}"), (r"\frac{3}{56}", "3/56"), (".5", "0.5"), ("7", "7.0"), ("7", "7."),
-        # units, money, separators, degrees, percents
-        ("10", r"10\text{ cm}"), (r"10\text{ cm}", "10"), ("12", r"12 \text{ square units}"), (r"90^\circ", "90"), ("45", r"45^{\circ}"),
-        (r"\$18.90", "18.90"), ("18.90", r"\$18.9"), ("10,080", "10080"), ("1{,}000", "1000"), (r"50\%", "50"), (r"25\%", r"25 \%"),
-        ("17", "$17$"),
-        # tuples, lists, sets, intervals
-        (r"(3, \frac{\pi}{2})", r"\left( 3, \frac{\pi}{2} \right)"), ("(1,2)", r"\left(1,\frac{4}{2}\right)"), ("1,-2", "-2,1"),
-        ("1, 2, 3", r"\{3, 2, 1\}"), (r"3 \pm 2\sqrt{2}", r"3+2\sqrt{2}, 3-2\sqrt{2}"), ("[0,1]", "[0, 1]"),
-        (r"(-\infty, 3]", r"(-\infty,3]"), (r"(-\infty, 2) \cup (2, \infty)", r"(-\infty,2)\cup(2,\infty)"), (r"x \in [-2,7]", "[-2,7]"),
-        # matrices
-        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
-        (r"\begin{pmatrix} 1/2 \\ 3 \end{pmatrix}", r"\begin{pmatrix} 0.5 \\ 3 \end{pmatrix}"),
-        (r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}", r"\begin{bmatrix} 1 & 0 \\ 0 & 1 \end{bmatrix}"),
-        # words
-        (r"\text{Evelyn}", "Evelyn"), (r"\text{(C)}", "(C)"), (r"\text{(C)}", "C"),
-        (r"\text{June 20}", "June 20"), (r"\text{even}", r"\text{Even}"),
-        # expressions
-        ("x^2+2x+1", "(x+1)^2"), ("p - q", "-q + p"), ("y = 2x + 3", "y = 3 + 2x"), ("2x+3", "y = 2x+3"), ("x = 5", "5"),
-        ("6r^2-4r-24", "-24-4r+6r^2"), (r"2\pi", "6.283185307179586"), ("3+4i", "4i + 3"), ("2516_8", "2516_{8}"), ("2^{10}", "1024"),
-        (r"0.\overline{3}", r"\frac{1}{3}"), ("[-2,7]", r"-2 \le x \le 7"), (r"(-2,7]", r"-2 < x \leq 7"), (r"\emptyset", r"\varnothing"),
-        ("15", "15 dollars"), (r"2\sqrt{2}", "2^{1.5}"), (r"\frac{1+i}{2}", "0.5+0.5i"), (r"\frac{\sqrt{3}}{2}", r"\sin 60^\circ"),
-        ("1011_2", "(1011)_2"), (r"\left(1,2\right)", r"\big(1,2\big)"), (r"\{1,2\}", r"\lbrace 2, 1\rbrace"), ("1500", "1.5e3"),
-        ("-5", "–5"), ("-15", "−１５"), ("x_1+x_2", "x_2+x_1"), (r"\text{Tuesday}", r"\text{Tuesday.}"), (r"\frac{5}{4}", "1 1/4"),
-        ("-2,1", "1,-2"), ("0.1\\overline{6}", "1/6"), ("3, 5, 7", "7, 5, 3"), ("11,\\! 111,\\! 111,\\! 100", "11111111100"),
-        ("10!", "3628800"), (r"\binom{5}{2}", "10"), (r"\log_2 8", "3"), (r"1.5 \times 10^{3}", "1500"),
-    ],
-    "wrong": [
-        (r"\frac{1}{2}", r"\frac{1}{3}"), (r"\frac{1}{2}", "2"), ("0.333", r"\frac{1}{3}"), (r"50\%", "5"), ("17", "71"), ("17", "-17"),
-        (r"50\%", "0.5"),  # the rule of MATH: the answer is how many percent
-        ("17", "I do not know"), ("17", ""), ("(1,2)", "(2,1)"), ("(1,2)", "(1,2,3)"), ("1, 2", "1, 3"), ("1, 2", "1"),
-        ("[0,1]", "(0,1)"), ("[0,1)", "[0,1]"), (r"(-\infty, 3]", r"(-\infty, 3)"),
-        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}"),
-        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}"),
-        (r"\text{Evelyn}", r"\text{Debra}"), (r"\text{even}", r"\text{odd}"), (r"\text{(C)}", "(B)"), ("x^2+2x+1", "(x-1)^2"),
-        ("2x+3", "2x-3"), (r"\pi", "3.14"), ("3+4i", "3-4i"), ("4210_5", "4210_6"), ("4210_5", "4211_5"),
-        ("4", "4,4"), ("4,4", "4"), ("4", "4?5"), ("(2,4)", r"\{2,4\}"), (r"\{2,4\}", "(2,4)"), ("1/2004!", "1/2006!"),
-        (r"\pm 2021", "2021"), ("2021", r"\pm 2021"), (r"2\frac{2}{3}", "2"), ("2 2/3", "2"), ("2", "2 2/3"), ("(1,2)", "1,2,3"),
-    ],
-}  # fmt: skip
+PAIRS = [  # verdict, with ! if compared in every run; reference; answer
+    tuple(part.strip() for part in f"{line} ".split(" | "))
+    for line in Path(__file__).with_name("math_pairs.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+]
+MATH_500 = Path(os.environ.get("FULLBAND_SHARED", Path(__file__).parents[3] / "shared")) / "data/math500/test.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +35,45 @@ def grader() -> Iterator[MathGrader]:
         yield grader
 
 
-def test_there_are_enough_pairs():
-    assert sum(map(len, PAIRS.values())) >= 60
+def test_pairs(grader):
+    """Pairs that were judged wrongly once, and some of each kind."""
+    for verdict, reference, answer in (pair for pair in PAIRS if pair[0].endswith("!")):
+        assert grader.grade(reference, answer) == verdict.removesuffix("!"), (reference, answer)
 
 
-@pytest.mark.parametrize("verdict", PAIRS)
-def test_pairs(grader, verdict):
-    for reference, answer in PAIRS[verdict]:
-        started = time.monotonic()
-        assert grader.grade(reference, answer) == verdict, (reference, answer)
-        assert time.monotonic() - started < SECONDS + 30  # the start of a process is not on the answer's clock
+@pytest.mark.slow
+def test_all_pairs(grader):
+    assert len(PAIRS) >= 500
+    wrong = [(pair, verdict) for pair in PAIRS if (verdict := grader.grade(*pair[1:])) != pair[0].removesuffix("!")]
+    assert wrong == []
+
+
+@pytest.mark.shared_data
+def test_references_are_found_in_their_solutions():
+    for row in math_500():
+        assert math_answer(row["solution"]) == row["answer"]
+
+
+@pytest.mark.slow
+@pytest.mark.shared_data
+def test_references_are_themselves_and_no_other(grader):
+    """Values are really compared: the copy is written with other sizes and spaces. The others are of the same shape."""
+    answers = sorted({row["answer"] for row in math_500()})
+    for answer in answers:
+        gold, guess = shapes(answer, rf"$\,{answer.replace('frac', 'dfrac')}\,$.")
+        assert grader.grade(answer, answer) == "right"
+        assert grader.workers[0].compare(gold.as_json(), guess.as_json(), SECONDS) == "right", answer
+    kinds = {answer: shapes(answer, answer)[0].kind for answer in answers}
+    pairs = [(a, b) for a in answers for b in answers if a != b and kinds[a] == kinds[b] and not (a + b).isdigit()]
+    for reference, answer in random.Random(0).sample(pairs, 500):
+        equal = {reference, answer} in ({"1,-2", "-2,1"}, {"2k+2", "2k + 2"})
+        assert grader.grade(reference, answer) == ("right" if equal else "wrong"), (reference, answer)
+
+
+def math_500() -> list[dict[str, str]]:
+    if not MATH_500.is_file():
+        pytest.skip(f"{MATH_500} is not there: benchmark data stands beside the checkout (FULLBAND_SHARED)")
+    return [json.loads(line) for line in MATH_500.read_text(encoding="utf-8").splitlines()]
 
 
 def test_equal_strings_are_right_whatever_they_are(grader):
@@ -121,30 +115,67 @@ def test_many_answers_in_their_order(grader):
         (r"So \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         (r"\boxed{1} or rather \boxed{\text{a } \{2\}}", r"\text{a } \{2\}"),
         (r"\fbox{3}", "3"),
-        ("Final Answer: The final answer is $5$. I hope it is correct.", "5"),
-        ("The final answer is 3.5. I hope it is correct.\n\nProblem:\nThe final answer is $6$. I hope it is correct.", "6"),
-        (r"\boxed{\frac{1}{2", None),
-        ("no idea", None),
         (r"\boxed {7}", "7"),
         (r"\boxed 5", "5"),
-        (r"\boxed{a \\\{ b \\\}}", r"a \\\{ b \\\}"),
+        (r"\boxed 12.", "12"),
+        (r"\boxed\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\boxed{a \\{b}\\ c}", r"a \\{b}\\ c"),
+        (r"\boxed{\left\{1,2\right\}}", r"\left\{1,2\right\}"),
+        (r"\boxed{\boxed{4}}", r"\boxed{4}"),
         (r"$\boxed{3}$, $\boxed{5}$ and $\boxed{7}$", "3, 5, 7"),
+        (r"\boxed{3}, \boxed{5}, \boxed{7}", "3, 5, 7"),
+        (r"\(\boxed{3}\) or \(\boxed{5}\)", "3, 5"),
+        (r"$x=\boxed{3}$, $y=\boxed{5}$", "3, 5"),
+        (r"First \boxed{1}. Then \boxed{2}", "2"),
+        (r"\boxed{2}, as said: \boxed{2}", "2"),
+        (r"\boxed{}", None),
+        (r"\boxed{\frac{1}{2", None),
+        (r"<think>\boxed{5}</think> \boxed{6}", "6"),
+        (r"$$\boxed{8}$$", "8"),
+        ("Final Answer: The final answer is $5$. I hope it is correct.", "5"),
+        ("The final answer is 3.5. I hope it is correct.\n\nProblem:\nThe final answer is $6$. I hope it is correct.", "6"),
+        ("The final answer is 3.5. Because I checked.", "3.5"),
         ("The final answer is **73**.", "73"),
-        ("The final answer is: $$8$$", "8"),
-        (r"\boxed{1} so \boxed{2}", "2"),
+        ("**The final answer is: 73**", "73"),
+        ("The final answer is $$8$$. I hope it is correct.", "8"),
+        ("The final answer is:\n\\[\n5\n\\]", "5"),
+        ("no idea", None),
     ],
 )
 def test_answers_are_found(text, answer):
     assert math_answer(text) == answer
 
 
-@pytest.mark.parametrize("piece", [" ", "final answer is ", "\\boxed", "\\boxed{", "{", "\\", "\\boxed ", "\\boxed{1},", "1 ", "1,"])
-def test_finding_an_answer_takes_linear_time(piece):
-    started = time.monotonic()
-    math_answer("\\boxed{" + piece * (100_000 // len(piece)))
-    math_answer("final answer is" + piece * (100_000 // len(piece)))
-    by_rule("1", piece * (LONGEST // len(piece)))
-    assert time.monotonic() - started < 3
+PIECES = [
+    " ", "\n", "$", "{", "}", "\\", "\\{", "final answer is ", "\\boxed", "\\boxed{", "\\boxed ", "\\boxed{1},", "\\boxed{1} and ", "1 ",
+    "1,", "1 2/3 ", "\\frac", "\\text{", "*", "a ", "(", "[", "\\overline{", "0.3", "^", "\\pm ", "√(", "x\\in ", "x=", "\\approx ",
+    "\\cup ", "<", "\\sin60°", "{1\\over", "\\left(", "</think>", "final answer is \\[", "é", "１",
+]  # fmt: skip
+
+
+def test_finding_an_answer_takes_linear_time():
+    """Four times the text takes less than ten times as long, or a moment: a slow machine is no failure."""
+    for piece in PIECES:
+        for before in ("\\boxed{", "final answer is", ""):
+            short, long = (_seconds(math_answer, before + piece * (size // len(piece))) for size in (10_000, 40_000))
+            assert long < max(10 * short, 0.2), piece
+
+
+def test_the_shape_of_an_answer_takes_a_moment():
+    for piece in PIECES:
+        text = piece * (LONGEST // len(piece))
+        assert _seconds(lambda answer: shapes(r"\frac12", answer), text) < 3, piece
+
+
+def _seconds(function, text: str) -> float:  # type: ignore[no-untyped-def]
+    """Of processor time."""
+    started = time.process_time()
+    function(text)
+    return time.process_time() - started
+
+
+def test_an_answer_of_pages_is_undecided(grader):
+    assert grader.grade("5", "5" + " + 0" * LONGEST) == "undecided"
 
 
 def test_same_text_is_not_too_generous():

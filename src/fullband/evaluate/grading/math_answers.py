@@ -1,9 +1,10 @@
-"""Answers of MATH: found in the text, compared as strings, then by math-verify, each within a time limit that holds."""
+"""Answers of MATH compared: as text, as shapes, and their values by math-verify, each within a time limit that holds."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -12,13 +13,21 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from fullband.evaluate.grading.math_text import LONGEST, by_rule, normal
+from fullband.evaluate.grading.math_notation import notation
+from fullband.evaluate.grading.math_shape import shapes
 
 Verdict = Literal["right", "wrong", "undecided"]
 
 _WORKER = Path(__file__).parent / "math_worker.py"
+LONGEST = 2_000  # characters of an answer that is compared; references have 60
+
+
+def same_text(reference: str, answer: str) -> bool:
+    """The same text in one notation, spaces between numbers apart."""
+    gold, guess = (re.sub(r"(?<!\d) | (?!\d)", "", notation(text)) for text in (reference, answer))
+    return gold == guess
 
 
 class MathGrader:
@@ -51,14 +60,13 @@ class MathGrader:
         if answer is None or not answer.strip():
             return "wrong"
         if len(answer) > LONGEST:
-            return "wrong"  # no answer of MATH is a page long, and the parsers take more than linear time
-        decided = by_rule(reference, answer)
-        if decided is not None:
-            return decided
-        reference, answer = normal(reference), normal(answer)
+            return "undecided"
+        gold, guess = shapes(reference, answer)
+        if gold == guess or same_text(reference, answer):
+            return "right"
         worker = self.idle.get()
         try:
-            return worker.compare(reference, answer, self.seconds)
+            return worker.compare(gold.as_json(), guess.as_json(), self.seconds)
         finally:
             self.idle.put(worker)
 
@@ -81,13 +89,13 @@ class _Worker:
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
 
-    def compare(self, reference: str, answer: str, seconds: float) -> Verdict:
+    def compare(self, gold: dict[str, Any], guess: dict[str, Any], seconds: float) -> Verdict:
         process = self._running()
         assert process.stdin and process.stdout
         clock = threading.Timer(seconds, process.kill)
         clock.start()
         try:
-            print(json.dumps([reference, answer]), file=process.stdin, flush=True)
+            print(json.dumps([gold, guess]), file=process.stdin, flush=True)
             reply = process.stdout.readline().strip()
         except OSError:  # killed, by the clock or by its memory limit
             reply = ""
