@@ -123,3 +123,12 @@ def test_a_prompt_may_end_between_any_two_bytes(llama: Tokenizer, kind: str, tex
         rest = text[whole[max(length for length in whole if length <= cut)] :]
         for before in (ids[:cut], [*tokenizer.lead, *ids[:cut]]):
             assert tokenizer.decode_behind(before, ids[cut:]) == rest, "what the prompt leaves unfinished is given out finished"
+
+
+def test_broken_bytes_spoil_no_whole_character(llama: Tokenizer) -> None:
+    """Of a run of bytes that is not UTF-8, whole characters in it included, a byte fallback makes nothing but U+FFFD."""
+    whole, broken, word = llama.encode("日")[1:], [3 + 0xE6], llama.follow("the", " end")
+    assert llama.decode_behind(llama.encode("日本"), broken + word) == "\ufffd end", "the prompt's characters are not counted again"
+    assert llama.decode_behind(llama.encode("日本"), whole + broken + word) == llama.decode([*whole, *broken, *word]), "as in transformers"
+    stream = llama.stream(llama.encode("日本"))
+    assert [*map(stream.push, whole + broken + word), stream.finish()] == ["", "", "日", "", "\ufffd end", ""], "what is out stays out"

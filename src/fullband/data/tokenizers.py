@@ -78,8 +78,7 @@ class Tokenizer(ABC):
 
     def decode_behind(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """The text that `ids` add behind the ids `before`, with the space that decoding them alone may lose."""
-        stream = self.stream(before)
-        return "".join([*map(stream.push, ids), stream.finish()])
+        return self.stream(before).whole(ids)
 
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer into a model folder."""
@@ -121,22 +120,33 @@ class TextStream:
 
     def push(self, token: int) -> str:
         self._window.append(token)
-        text = self._tokenizer.decode(self._window)
-        whole = text.rstrip("\ufffd")  # the last bytes may be the beginning of a character
-        if len(whole) <= len(self._given):
-            return ""
-        new = whole[len(self._given) :]
-        self._given = whole
-        if whole == text:
+        added = self._added()
+        new = added.rstrip("\ufffd")  # the last bytes may be the beginning of a character
+        self._given += new
+        if new and new == added:
             self._window = self._window[self._context :]
             self._context = len(self._window)
             self._given = self._tokenizer.decode(self._window)
         return new
 
     def finish(self) -> str:
-        rest = self._tokenizer.decode(self._window)[len(self._given) :]
+        """The rest, U+FFFD for broken bytes."""
+        return self.whole(())
+
+    def whole(self, ids: Sequence[int]) -> str:
+        """What these ids and those before them still add: the last ones."""
+        self._window += ids
+        rest = self._added()
         self._window, self._given, self._context = [], "", 0
         return rest
+
+    def _added(self) -> str:
+        text = self._tokenizer.decode(self._window)
+        if text.startswith(self._given):
+            return text[len(self._given) :]
+        # Of bytes that are not UTF-8 a byte fallback makes U+FFFD, and of the whole characters in bytes before them, too: those are out.
+        self._window, self._given, self._context = self._window[self._context :], "", 0
+        return self._tokenizer.decode(self._window)
 
 
 class ByteStream(TextStream):
@@ -151,8 +161,8 @@ class ByteStream(TextStream):
     def push(self, token: int) -> str:
         return self._decoder.decode(self._bytes_of(token))
 
-    def finish(self) -> str:
-        rest = self._decoder.decode(b"", final=True)
+    def whole(self, ids: Sequence[int]) -> str:
+        rest = self._decoder.decode(b"".join(map(self._bytes_of, ids)), final=True)
         self._decoder.reset()
         return rest
 
