@@ -92,6 +92,13 @@ def test_only_whole_characters_are_streamed(bpe: Tokenizer, tmp_path: Path) -> N
     assert streamed(ByteTokenizer(), [0x61, 0xF0, 0x9F]) == ["a", "", "", "\ufffd"]  # a generation cut inside a character
 
 
+def test_half_a_surrogate_pair_is_a_question_mark(bpe: Tokenizer) -> None:
+    for tokenizer in (ByteTokenizer(), bpe, load_tokenizer("program")):
+        ids = tokenizer.encode("é\ud800x")
+        assert tokenizer.decode(ids) == "é?x"
+        assert tokenizer.encode_documents(["é\ud800x"])[0].tolist() == [*tokenizer.lead, *ids, tokenizer.end_of_document]
+
+
 def test_sentencepiece_spaces_survive_streaming(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(sentencepiece_like(tmp_path))
     assert tokenizer.end_of_document == 1

@@ -80,10 +80,10 @@ class HuggingFaceTokenizer(Tokenizer):
         return tuple(with_marks[: with_marks.index(text[0])] if text and text[0] in with_marks else ())
 
     def encode(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return self._backend.encode(_well_formed(text), add_special_tokens=False).ids
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)  # in parallel over the texts
+        encodings = self._backend.encode_batch_fast(list(map(_well_formed, texts)), add_special_tokens=False)  # in parallel over the texts
         return [self._ended(self._begun(encoding.ids)) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -152,6 +152,11 @@ def short_runs(text: str) -> list[str]:
             parts.append(text[start:stop])
             start = stop
     return [*parts, text[start:]]
+
+
+def _well_formed(text: str) -> str:
+    """Half a surrogate pair, which JSON can spell and broken bytes on a command line become, is no text: "?", as in a byte tokenizer."""
+    return text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _eos_token(folder: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -84,12 +85,24 @@ def test_a_template_without_a_system_role_gets_the_rest(recwarn: pytest.Warnings
         lm_of("{{ raise_exception('no') }}").apply_chat_template(chat)
 
 
-def test_an_empty_answer_is_refused_with_its_task_and_document() -> None:
+@pytest.mark.parametrize(
+    ("context", "answer", "why"),
+    [
+        ("a", "", "the answer '' has no token to score"),
+        ("", "", "the answer '' has no token to score"),
+        (" ", "b", "the answer 'b' stands behind a context without a token"),  # lm-eval gives the context's last spaces to the answer
+        ("a", " b" * 90, "has 180 tokens and does not fit the model's context of 96"),
+    ],
+)
+def test_an_answer_that_cannot_be_scored_is_refused_with_its_task_and_document(context: str, answer: str, why: str) -> None:
     from lm_eval.api.instance import Instance
 
-    requests = [Instance("loglikelihood", {}, ("a", text), 0, task_name="tiny", doc_id=3, metadata=("tiny", 3, 1)) for text in (" b", "")]
-    with pytest.raises(ValueError, match="tiny, document 3: the answer '' has no token"):
-        lm_of(CLOSING).loglikelihood(requests, disable_tqdm=True)
+    asked = [("a", " b"), (context, answer)]
+    requests = [Instance("loglikelihood", {}, args, 0, task_name="tiny", doc_id=3, metadata=("tiny", 3, 1)) for args in asked]
+    lm = lm_of(CLOSING)
+    lm.limit = 96
+    with pytest.raises(ValueError, match=f"tiny, document 3: the answer .*{re.escape(why.removeprefix('the answer '))}"):
+        lm.loglikelihood(requests, disable_tqdm=True)
 
 
 @pytest.mark.parametrize("sampling", [False, True])
@@ -107,3 +120,12 @@ def test_an_answer_keeps_its_first_space(tmp_path: Path) -> None:
     text = HarnessText.of_folder(llama_like(tmp_path))
     prompt = text.encode("the")
     assert text.decode([*text.tokenizer.follow("the", " end"), 2], prompt) == " end"
+
+
+@pytest.mark.parametrize("special", [None, True])
+def test_a_beginning_that_is_written_out_is_not_doubled(tmp_path: Path, special: bool | None) -> None:
+    from data.test_beginning import llama_like
+
+    text = HarnessText.of_folder(llama_like(tmp_path))
+    assert text.encode("<s>the", special) == text.encode("<s>the", False)
+    assert text.encode("the", special) == [1, *text.encode("the", False)]

@@ -116,13 +116,17 @@ class FullBandLM(TemplateLM):
         return self.text.encode(string, add_special_tokens)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Raises ValueError, naming task and document, for an answer without a token to score."""
+        """Raises ValueError, naming task and document, for an answer without a token to score, behind a context without one, or longer
+        than the model's context."""
         try:
+            for place, (context, continuation) in enumerate(request.args for request in requests):
+                if not context and not self.tok_encode(continuation, False):
+                    raise _UnscoredError(place, "has no token to score")
             return super().loglikelihood(requests, disable_tqdm)
-        except _EmptyContinuationError as error:
+        except _UnscoredError as error:
             request = requests[error.place]
-            whose = f"{request.task_name}, document {request.doc_id}"
-            raise ValueError(f"{whose}: the answer {request.args[1]!r} has no token to score; leave the document or the task out") from None
+            whose, answer = f"{request.task_name}, document {request.doc_id}", _short(repr(request.args[1]))
+            raise ValueError(f"{whose}: the answer {answer} {error.why}; leave the document or the task out") from None
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         owners: list[int] = []
@@ -139,8 +143,9 @@ class FullBandLM(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any) -> list[tuple[float, bool]]:
         wanted = [Continuation(tuple(context), tuple(tokens)) for _, context, tokens in requests]
-        if (empty := next((place for place, (_, _, tokens) in enumerate(requests) if not tokens), None)) is not None:
-            raise _EmptyContinuationError(empty)
+        for place, continuation in enumerate(wanted):
+            if why := self._why_unscored(continuation):
+                raise _UnscoredError(place, why)
         readings = list(dict.fromkeys([*self.readings, self.reading]))
         missing = list(
             {c.key: c for c in wanted if not all(str(reading) in (self.journal.get(c.key) or {}) for reading in readings)}.values()
@@ -165,6 +170,15 @@ class FullBandLM(TemplateLM):
             if request[0]:
                 self.cache_hook.add_partial("loglikelihood", request[0], answers[-1])
         return answers
+
+    def _why_unscored(self, request: Continuation) -> str | None:
+        if not request.tokens:
+            return "has no token to score"
+        if not request.context:
+            return "stands behind a context without a token, and the tokenizer adds no beginning of sequence"
+        if len(request.tokens) > self.limit:
+            return f"has {len(request.tokens)} tokens and does not fit the model's context of {self.limit}"
+        return None
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Texts made in the mode. A prompt that leaves too little room for the new tokens loses its beginning, as in lm-eval's models.
@@ -221,10 +235,14 @@ class FullBandLM(TemplateLM):
         return [postprocess_generated_text(text, until, None) for text in texts]
 
 
-class _EmptyContinuationError(ValueError):
-    def __init__(self, place: int):
-        super().__init__(f"request {place}: the continuation has no token to score")
-        self.place = place
+class _UnscoredError(ValueError):
+    def __init__(self, place: int, why: str):
+        super().__init__(f"request {place}: the answer {why}")
+        self.place, self.why = place, why
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:56]} …{text[-1]}"
 
 
 def parse_passes(value: FeedbackPasses | str | None) -> FeedbackPasses | None:

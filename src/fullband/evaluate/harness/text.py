@@ -36,10 +36,10 @@ class HarnessText:
         return cls(load_tokenizer(folder), load_chat_template(folder), add_bos)
 
     def encode(self, text: str, special: bool | None = None) -> list[int]:
-        """`special` False leaves the lead away; None adds it unless the text begins with it written out."""
+        """`special` False leaves the lead away; else it is added, unless the text begins with it written out."""
         ids = self.tokenizer.encode(text)
         written = bool(self._bos) and text.startswith(str(self._bos))
-        return ids if special is False or (special is None and written) else [*self.lead, *ids]
+        return ids if special is False or written else [*self.lead, *ids]
 
     def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """The text of ids behind the ids `before`, without special tokens."""
