@@ -18,6 +18,7 @@ from fullband.evaluate.harness.model import FullBandLM
 from fullband.evaluate.harness.scoring import Continuation
 from fullband.evaluate.harness.tasks import load_benchmarks
 from fullband.evaluate.journal import Journal
+from fullband.evaluate.plan import files_hash
 from fullband.feedback.passes import read
 from fullband.files import alone_in
 from fullband.model import FullBandModel
@@ -313,6 +314,30 @@ def test_a_line_that_was_damaged_is_made_again(whole: Path, arguments: list[Any]
     assert "is not finished" in refused("compare", whole, part)
     assert fullband(*arguments, "-o", part).code == 0
     assert numbers(part) == numbers(whole)
+
+
+@pytest.mark.parametrize("name", ["rollouts", "grades"])
+def test_an_answer_to_older_data_behind_a_removed_line_is_made_again(whole: Path, arguments: list[Any], tmp_path: Path, name: str) -> None:
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    journal = part / f"{name}.jsonl"
+    *lines, last = journal.read_text().splitlines(keepends=True)
+    key, record = json.loads(last)
+    journal.write_text("".join([*lines, json.dumps([key, record | {"made_of": "other data"}]) + "\n"]))
+    assert "is not finished; run the same command again" in refused("compare", part)
+    assert fullband(*arguments, "-o", part).code == 0
+    assert numbers(part) == numbers(whole)
+
+
+def test_an_evaluation_within_the_models_folder_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    before = files_hash(tmp_path)
+    (tmp_path / "evaluation").mkdir()
+    for name in ("plan.json", "results.json"):
+        (tmp_path / "evaluation" / name).write_text("{}")
+    assert files_hash(tmp_path) == before
+    (tmp_path / "evaluation" / "config.json").write_text("{}")
+    assert files_hash(tmp_path) != before
 
 
 def test_an_evaluation_whose_rollouts_have_no_questions(whole: Path, tmp_path: Path) -> None:

@@ -190,6 +190,7 @@ def run_part(
     check_folder(folder, plan, subject.about)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
+        check_folder(folder, plan, subject.about)  # again: another process may have been at work there
         start(folder, plan, subject.about, hashes(material, plan))
         run(
             subject.network,

@@ -167,9 +167,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def files_hash(folder: Path) -> str:
     """SHA-256 over the files of a model folder that change what it says and are no weights: configurations, tokenizer, template, code;
-    and over the commit, if the folder is a hub's snapshot, whose weights may not be here."""
+    and over the commit, if the folder is a hub's snapshot, whose weights may not be here. An evaluation's own files may lie within it."""
     kinds = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".py", ".yaml")
-    files = sorted(path for path in folder.rglob("*") if path.suffix in kinds and path.is_file())
+    own = (PLAN, "results.json")
+    files = sorted(path for path in folder.rglob("*") if path.suffix in kinds and path.name not in own and path.is_file())
     commit = folder.name if folder.parent.name == "snapshots" else ""
     return hashlib.sha256("\n".join([commit, *(f"{path.relative_to(folder)} {file_hash(path)}" for path in files)]).encode()).hexdigest()
 

@@ -66,7 +66,14 @@ def is_finished(plan: Plan, journals: Journals, name: str) -> bool:
         held = sum(key.startswith(f"{name}/") for key, _ in journals.documents.items())
         return bool(held >= about.get("documents", held))  # older evaluations do not say how many there are
     answers = [setting.key(number) for setting in plan.settings(name) for number in about["problems"]]
-    return all(key in journals.rollouts and key in journals.grades for key in answers)
+    if not all(key in journals.rollouts and key in journals.grades for key in answers):
+        return False
+    made_of = _made_of(journals, answers)  # where a line was removed, an older answer to other data may show
+    return bool(about.get("made_of", made_of) == made_of)
+
+
+def _made_of(journals: Journals, keys: Sequence[str]) -> str:
+    return _together([str(part[key].get("made_of")) for key in keys for part in (journals.rollouts, journals.grades)])
 
 
 def load_material(plan: Plan, text: HarnessText, data_dir: Path | None) -> Material:
@@ -173,6 +180,7 @@ def _answer(
         "problems": [problem.number for problem in found.problems],
         "data_hash": found.data_hash,
         "prompt_hash": [found.prompt_hash],
+        "made_of": _made_of(journals, [setting.key(problem) for setting in settings for problem in found.problems]),
     }
     journals.tasks.add({f"task/{name}": about | {"seconds": time.perf_counter() - started}})
 
