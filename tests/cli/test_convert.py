@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -76,6 +78,17 @@ def test_info_of_a_converted_model(gated: Path) -> None:
     assert parts["total"] == sum(tensor.numel() for tensor in load_file(gated / "model.safetensors").values() if tensor.dim())
     out = fullband("info", gated).out
     assert "a converted 'llama' model" in out and "rest of the trunk" in out and "context 512" in out
+
+
+def test_info_says_where_the_context_ends_with_feedback(gated: Path, tmp_path: Path) -> None:
+    assert fullband("info", gated, "--json").json["converted"]["context_with_feedback"] == 512
+    folder = tmp_path / "dynamic"
+    shutil.copytree(gated, folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["trunk_config"]["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert fullband("info", folder, "--json").json["converted"]["context_with_feedback"] == 511
+    assert "context 512" in (out := fullband("info", folder).out) and "With latent feedback the context is 511" in out
 
 
 def test_bad_input_is_one_line(source: Path, gated: Path, tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from diagnose.toys import Toy, rows
+from diagnose.toys import HalfToy, Toy, rows
 from fullband.config import TaskSource
 from fullband.data.batch import Document
 from fullband.diagnose import diagnose, measure_reach, perturb, roll_out, rows_of_documents, rows_of_task
 from fullband.diagnose.diagnosis import Settings
 from fullband.diagnose.rollout import distinct_ngrams, ending_loop
+from fullband.diagnose.trace import trace_passes
 
 
 @pytest.mark.parametrize(("gain", "growth"), [(0.5, 0.5), (-0.8, 0.8), (1.1, 1.1)])
@@ -32,6 +33,18 @@ def test_a_nudge_whose_square_overflows_is_measured(isometric_model) -> None:  #
     found = perturb(model, rows(40), 1e30).along_positions
     assert found.distance[0] == pytest.approx(1e30, rel=1e-3) and math.isfinite(found.growth)
     assert math.isnan(perturb(model, rows(40), 1e40).along_positions.growth)
+
+
+def test_norms_past_the_range_of_float16_are_measured() -> None:
+    """States go to (60,000, 60,000), a distance of 67,000 from where they began: no norm has room in float16, every element has."""
+    toy = HalfToy(start=30_000.0, turn=torch.tensor([[0.5, 0.0], [0.5, 0.5]]))
+    records = trace_passes(toy, rows(48), 12).records
+    assert records[0].gap_state_past == pytest.approx(math.hypot(3, 6) / math.hypot(6, 6), rel=0.01)
+    assert all(math.isfinite(record.gap_state) for record in records)
+    found = perturb(toy, rows(64), sigma=0.1, passes=10, positions=12)
+    assert found.over_passes is not None
+    assert found.along_positions.distance[0] == pytest.approx(0.1, rel=0.02)
+    assert found.over_passes.distance[0] == pytest.approx(0.1, rel=0.02)
 
 
 def test_a_nudge_of_a_model_is_alike_in_batches_and_seeds(isometric_model) -> None:  # type: ignore[no-untyped-def]

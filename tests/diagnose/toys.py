@@ -34,7 +34,7 @@ class Positions:
 class Toy:
     """A trunk and a fusion in one. `constant` scales the one-hot part; `turn`, a 2x2 matrix, replaces the gain by a map of the plane."""
 
-    context, vocab_size, crops = 4096, VOCAB, True
+    context, context_note, vocab_size, crops = 4096, "", VOCAB, True
 
     def __init__(self, gain: float = 0.0, start: float = 1.0, constant: float = 10.0, turn: Tensor | None = None):
         self.map = torch.eye(2, dtype=torch.float64) * gain if turn is None else turn.double()
@@ -58,6 +58,20 @@ class Toy:
     def __call__(self, inputs: Tensor, positions: Any = None, documents: Any = None, cache: Any = None, keep: str = "none") -> Any:
         read = (cache.length if cache else 0) + inputs.shape[1]
         return inputs, None if keep == "none" else Positions(read)
+
+
+class HalfToy(Toy):
+    """In float16; the fusion is computed in float64."""
+
+    @property
+    def head_weight(self) -> Tensor:
+        return super().head_weight.half()
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        return super().embed(tokens_BT).half()
+
+    def fusion(self, embedding: Tensor, carried: Tensor, input_norm: Any) -> Tensor:
+        return super().fusion(embedding.double(), carried.double(), input_norm).half()
 
 
 def rows(length: int = 64, count: int = 3, seed: int = 0) -> Batch:

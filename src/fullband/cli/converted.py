@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,8 @@ NAMES |= {"num_key_value_heads": "key-value heads", "max_position_embeddings": "
 
 def describe_converted(folder: Path) -> dict[str, Any]:
     """Family, shape, parameters by part and bytes. Raises ValueError naming a file that is damaged or missing."""
+    from fullband.trunk.huggingface.rope import fixed_angles
+
     config = read_json_config(folder)
     trunk = config["trunk_config"]
     parts = {"embedding": 0, "trunk": 0, "fusion": 0}
@@ -32,9 +35,12 @@ def describe_converted(folder: Path) -> dict[str, Any]:
         part = "fusion" if name.startswith("fusion.") else "embedding" if is_vocabulary(shape, trunk) else "trunk"
         parts[part] += numel
     total = sum(parts.values())
+    shape = {label: trunk[key] for key, label in NAMES.items() if trunk.get(key) is not None}
+    fed_back = fixed_angles(SimpleNamespace(**trunk))
     return {
         "family": trunk.get("model_type"),
-        "shape": {label: trunk[key] for key, label in NAMES.items() if trunk.get(key) is not None},
+        "shape": shape,
+        "context_with_feedback": fed_back[0] if fed_back and fed_back[0] < shape.get("context", 2**31 - 1) else shape.get("context"),
         "fusion": config.get("fusion"),
         "latent_feedback_mode": config.get("latent_feedback_mode"),
         "parameters": parts | {"total": total},
@@ -68,6 +74,9 @@ def stored_tensors(folder: Path) -> list[tuple[str, list[int], str]]:
 def print_converted(console: Console, name: str, model: dict[str, Any]) -> None:
     shape = ", ".join(f"{label} {value:,}" for label, value in model["shape"].items())
     console.print(f"{name}: a converted '{model['family']}' model ({shape}), fusion {model['fusion']}\n", soft_wrap=True)
+    if model["context_with_feedback"] != model["shape"].get("context"):
+        note = f"With latent feedback the context is {model['context_with_feedback']:,}: in longer texts positions turn by other angles.\n"
+        console.print(note, soft_wrap=True)
     parameters = model["parameters"]
     made = table(["part", "parameters", "share"])
     for part, label in (("embedding", "embedding and head"), ("trunk", "rest of the trunk"), ("fusion", "fusion")):

@@ -159,7 +159,7 @@ def generate(
         elif prompts is None:
             continue_prompt(network, tokenizer, folder, chosen[0], lengths[0], request, stream, as_json)
         else:
-            limit = max(request.options.limits(lengths, network.trunk.context), default=1)
+            limit = max(request.options.limits(lengths, network.trunk), default=1)
             continue_file(network, tokenizer, folder, chosen, request, limit, batch_size, output, as_json)
     except KeyboardInterrupt:
         interrupted(output)

@@ -70,7 +70,7 @@ def check_prompts(prompts: list[Prompt], tokenizer: Tokenizer, trunk: Trunk, opt
         try:
             tokens = tokenizer.begin(prompt.text)
             align_prompts(trunk, [tokens], cut_to=cut_to)
-            options.limits([len(tokens)], trunk.context)
+            options.limits([len(tokens)], trunk)
         except ValueError as error:
             place = f"{prompt.where}: " if prompt.where else ""
             raise ValueError(f"{place}{str(error).replace('prompt 0', 'the prompt')}") from None

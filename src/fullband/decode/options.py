@@ -11,6 +11,7 @@ from torch import Tensor
 from fullband.decode.history import TextSoFar
 from fullband.decode.sampling import SamplingOptions
 from fullband.decode.speculate import Speculation
+from fullband.trunk.protocol import Trunk
 
 LogitProcessor = Callable[[Tensor, TextSoFar], Tensor]  # logits [N, V] of the rows still in the batch -> logits [N, V]
 Overflow = Literal["refuse", "slide"]
@@ -137,11 +138,12 @@ class GenerateOptions(SamplingOptions):
                 raise ValueError(f"stop id {token} is outside 0..{vocab_size - 1}")
         return stops
 
-    def limits(self, lengths: Sequence[int], context: int) -> list[int]:
+    def limits(self, lengths: Sequence[int], trunk: Trunk) -> list[int]:
         """The most tokens each prompt, with that many tokens, is continued by. Raises ValueError, naming the prompt, if one has no room."""
-        return [self._limit(number, length, context) for number, length in enumerate(lengths)]
+        return [self._limit(number, length, trunk) for number, length in enumerate(lengths)]
 
-    def _limit(self, number: int, length: int, context: int) -> int:
+    def _limit(self, number: int, length: int, trunk: Trunk) -> int:
+        context = trunk.context
         asked = [] if self.max_new_tokens is None else [(self.max_new_tokens, f"max_new_tokens={self.max_new_tokens}")]
         if self.max_length is not None:
             asked.append((self.max_length - length, f"max_length={self.max_length}"))
@@ -152,6 +154,7 @@ class GenerateOptions(SamplingOptions):
             room = context - length
             raise ValueError(
                 f"prompt {number} has {length} tokens; with {reason} it exceeds the model's context of {context} (room for {room})"
+                f"{trunk.context_note}"
             )
         if self.min_new_tokens > limit:
             raise ValueError(f"prompt {number} makes at most {limit} tokens, fewer than min_new_tokens={self.min_new_tokens}")

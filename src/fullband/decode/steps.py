@@ -102,7 +102,7 @@ class _Plan:
     def __init__(self, model: FeedbackModel, options: GenerateOptions, lengths: list[int]):
         self.options = options
         self.keys = options.row_keys(len(lengths))
-        self.limits = [limit for limit in options.limits(lengths, model.trunk.context) for _ in range(options.n)]
+        self.limits = [limit for limit in options.limits(lengths, model.trunk) for _ in range(options.n)]
         self.stops = options.stops(model.trunk.vocab_size)
 
 

@@ -17,6 +17,7 @@ from fullband.data.batch import Batch
 from fullband.decode import prefill, resolve_mode, step
 from fullband.feedback.passes import FeedbackModel, fused_pass
 from fullband.feedback.state import DecodeState
+from fullband.trunk.pointwise import lengths
 
 FLOOR = 1e-5  # relative distance at which rounding takes over
 
@@ -86,8 +87,9 @@ def _over_passes(model: FeedbackModel, tokens_BT: Tensor, passes: int, sigma: fl
 
 
 def _nudge(states: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(states.shape, generator=generator, dtype=torch.float64).to(states.device, states.dtype)
-    return states + sigma * states.norm(dim=-1, keepdim=True) * noise / noise.norm(dim=-1, keepdim=True)
+    precise = torch.promote_types(states.dtype, torch.float32)
+    noise = torch.randn(states.shape, generator=generator, dtype=torch.float64).to(states.device, precise)
+    return (states.to(precise) + sigma * lengths(states)[..., None] * noise / lengths(noise)[..., None]).to(states.dtype)
 
 
 def _distance(found: Tensor, clean: Tensor) -> float:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fullband.feedback.passes import FeedbackModel, fused_pass
+from fullband.trunk.pointwise import lengths
 
 PROJECTIONS = 2
 POSITIONS = 6
@@ -150,13 +151,13 @@ def _influence(record: _Record, layer: int, layers: list[int], length: int, gene
     found = torch.zeros(length, len(layers), dtype=torch.float64)
     for _ in range(PROJECTIONS):
         weights_D = torch.randn(target_D.shape, generator=generator, dtype=torch.float64).to(target_D.device, target_D.dtype)
-        objective = (target_D * weights_D / weights_D.norm()).sum()
+        objective = (target_D * (weights_D / lengths(weights_D)).to(target_D.dtype)).sum()
         gradients = iter(torch.autograd.grad(objective, sources, retain_graph=True, allow_unused=True))
         for place, source in enumerate(layers):
             pieces = [(zero, next(gradients)) for zero in record.zeros[source]]
             whole = torch.cat([torch.zeros_like(zero) if gradient is None else gradient for zero, gradient in pieces], dim=1)[0]
-            scale_T = record.states(source).detach().norm(dim=-1) / target_D.detach().norm()
-            found[:, place] += (whole.norm(dim=-1) * scale_T).double().cpu() / PROJECTIONS
+            scale_T = lengths(record.states(source).detach()) / lengths(target_D.detach())
+            found[:, place] += (lengths(whole) * scale_T).double().cpu() / PROJECTIONS
     return [list(row) for row in found.tolist()]
 
 

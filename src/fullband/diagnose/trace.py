@@ -30,6 +30,7 @@ from fullband.diagnose.records import Arrival, PassChange, PassRecord, Return, T
 from fullband.feedback.loss import token_losses
 from fullband.feedback.passes import FeedbackModel, check_length, iterate_passes, read_exact
 from fullband.feedback.settling import Changes, find_front, passes_by_position, quantile, rounding, settled_from, state_norms
+from fullband.trunk.pointwise import lengths
 
 LAGS = 8  # longest period that is looked for, in passes
 SAMPLE = 512  # positions past the wavefront whose last states are kept for it
@@ -94,7 +95,7 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
         if previous_BTD is not None:
             difference_BTD = states_BTD - previous_BTD
             moved = float((difference_BTD != 0).any(-1)[positions.real_BT].double().mean())
-            change_BT = difference_BTD.norm(dim=-1).float()
+            change_BT = lengths(difference_BTD).float()
             if measurable:
                 changes.add((change_BT / state_norms(states_BTD))[positions.past_BT])
         if measurable:
@@ -150,7 +151,7 @@ class _Exact:
         return torch.log_softmax(logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)), dim=-1)
 
     def distance(self, states_BTD: Tensor) -> Tensor:
-        return (states_BTD - self.states_BTD).norm(dim=-1).float() / self.norms_BT
+        return lengths(states_BTD - self.states_BTD).float() / self.norms_BT
 
     def kl(self, model: FeedbackModel, states_BTD: Tensor) -> float | None:
         if not len(self.sample_N):
@@ -176,7 +177,7 @@ class _Returns:
 
         def distance(lag: int) -> float:
             pairs = [(states[-i], states[-i - lag]) for i in range(1, lags + 1)]
-            return float(torch.stack([(a - b).norm(dim=-1).double().mean() for a, b in pairs]).mean()) if pairs else math.nan
+            return float(torch.stack([lengths(a - b).double().mean() for a, b in pairs]).mean()) if pairs else math.nan
 
         step = distance(1) if lags else math.nan
         return Return([distance(lag) / step if step > 0 else math.nan for lag in range(1, lags + 1)])

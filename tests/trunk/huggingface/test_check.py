@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from fullband.feedback.passes import read
 from fullband.trunk.huggingface import Adaptation, check_model
@@ -177,3 +177,15 @@ def test_a_stack_that_is_wider_inside() -> None:
     lm.model.norm = torch.nn.Linear(16, 8)
     lm.lm_head = torch.nn.Linear(8, 29, bias=False)
     assert refusal(lm) == "its embeddings are 16 wide and its states 8: the fusion takes both at one width"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_layer_that_forgets_its_state_is_refused_in_every_precision(dtype: torch.dtype) -> None:
+    """jamba's layers begin anew in every piece of more than one token. With small weights, and in low precision with any, the stack's
+    output hardly shows it: the states do."""
+    small = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=29)
+    mamba = dict(num_experts=2, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4, mamba_dt_rank=4, use_mamba_kernels=False)
+    torch.manual_seed(0)
+    fresh = AutoModelForCausalLM.from_config(AutoConfig.for_model("jamba", **small, **mamba)).to(dtype).eval()
+    for lm in (fresh, build("jamba", dtype=dtype, **mamba)):
+        assert refusal(lm) == "reading a text in pieces differs from reading it whole"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fullband.trunk.huggingface.cache import HuggingFaceCache
+from fullband.trunk.huggingface.layers import RecurrentPast
 from fullband.trunk.huggingface.trunk import Adaptation, HuggingFaceTrunk
 
 LENGTH = 12  # tokens a row is compared on
@@ -90,16 +91,25 @@ def _compare(lm: PreTrainedModel) -> Adaptation:
         raise ValueError("a small change of its inputs changes its states altogether")
     with _read_as("a text in pieces"):
         pieces, padded = _in_pieces(trunk, tokens, padding=0), _in_pieces(trunk, tokens, padding=PADDING)
-    if not _near(pieces, hidden):
+    with _read_as("a text into a cache"):
+        _, whole = trunk(trunk.embed(tokens), keep="window")
+    if not _near(pieces[0], hidden) or not _remember_alike(pieces[1], whole):
         raise ValueError("reading a text in pieces differs from reading it whole")
-    if not _near(padded[:1], hidden[:1]):
+    if not _near(padded[0][:1], hidden[:1]):
         raise ValueError("a text reads differently behind padding")
     return trunk.adaptation
 
 
-def _in_pieces(trunk: HuggingFaceTrunk, tokens_BT: Tensor, padding: int) -> Tensor:
-    """States [B, T, D], with a piece of one slot among the padding and one among the tokens. Only the first row is padded; the others have
-    tokens there."""
+def _remember_alike(pieces: HuggingFaceCache, whole: HuggingFaceCache) -> bool:
+    """Whether recurrent layers have the same states. What a layer forgets between pieces shows there whatever its part in the stack's
+    output, and so in low precision too."""
+    recurrent = [(a, b) for a, b in zip(pieces.layers, whole.layers, strict=True) if isinstance(a, RecurrentPast)]
+    return all(_near(found, expected) for a, b in recurrent for found, expected in zip(a.tensors, b.tensors, strict=True))
+
+
+def _in_pieces(trunk: HuggingFaceTrunk, tokens_BT: Tensor, padding: int) -> tuple[Tensor, Any]:
+    """(states [B, T, D], the cache), with a piece of one slot among the padding and one among the tokens. Only the first row is padded; the
+    others have tokens there."""
     tokens = torch.cat([tokens_BT[:, :padding], tokens_BT], dim=1)
     positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
     documents = torch.zeros_like(positions)
@@ -112,7 +122,7 @@ def _in_pieces(trunk: HuggingFaceTrunk, tokens_BT: Tensor, padding: int) -> Tens
         here = slice(start, stop)
         part, cache = trunk(trunk.embed(tokens[:, here]), positions[:, here], documents[:, here] if padding else None, cache, keep="window")
         parts.append(part)
-    return torch.cat(parts, dim=1)[:, padding:]
+    return torch.cat(parts, dim=1)[:, padding:], cache
 
 
 @contextmanager
