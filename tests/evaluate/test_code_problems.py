@@ -127,6 +127,7 @@ def test_code_of_a_chat_answer(answer, code):
         ),
         ("```python\ndef f(x): return 1\n```python\ndef f(x): return x\n```", "def f(x): return x\n"),
         ("```python\ndef f(x): return g(x)\n```\n```python\ndef g(x): return x\n```", "def g(x):\n    return x\ndef f(x): return g(x)\n"),
+        ("Answer: ```python\ndef f(x):\n    return x\n```\n", "def f(x):\n    return x\n"),
         ("> ```python\n> def f(x):\n>     return x\n> ```", "def f(x):\n    return x\n"),
         ("````python\ndef f(x):\n    return x\n````", "def f(x):\n    return x\n"),
         (

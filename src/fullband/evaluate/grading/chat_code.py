@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 _PYTHON = {"python", "py", "python3", "py3", "{.python}"}
 _FENCE = re.compile(r"(?P<lead>[ \t>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
+_BEHIND_TEXT = re.compile(r"\S.{0,200}?(?P<lead>)(?P<fence>`{3,})[ \t]*(?P<info>(?i:python|py)3?)$")  # Answer: ```python
 _TRIPLE = re.compile(r'"""|' + "'''")
 _STARTS_CODE = re.compile(r"\s*(?:(?:async\s+)?def|class|import|from|return|@\w)\b|[ \t]+\S")
 
@@ -53,13 +54,14 @@ def fenced_code(answer: str, entry_point: str | None = None) -> str:
 
 
 def fenced_blocks(answer: str) -> list[Block]:
-    """Fenced blocks in their order, by CommonMark's rules, with three more that models need: a fence inside a triple-quoted string is text;
-    a closing fence may stand behind the last line of code; and text before a lone closing fence is a block if it looks like code."""
+    """Fenced blocks in their order, by CommonMark's rules, with more that models need: a fence inside a triple-quoted string is text; one
+    may open behind text, if it is marked as Python, and close behind the last line of code; and text before a lone closing fence is a
+    block if it looks like code."""
     lines = answer.splitlines(keepends=True)
     blocks: list[Block] = []
     at = 0
     while at < len(lines):
-        opening = _FENCE.match(lines[at].rstrip())
+        opening = _FENCE.match(lines[at].rstrip()) or _BEHIND_TEXT.match(lines[at].rstrip())
         if opening is None:
             at += 1
             continue

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from fullband.evaluate.grading.chat_code import after_thinking
+from fullband.evaluate.grading.math_text import math_answer
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
@@ -22,7 +23,7 @@ _DASHES = str.maketrans({"−": "-", "–": "-", "‐": "-", "‑": "-", "﹣": 
 @dataclass(frozen=True)
 class GSM8KGrade:
     """strict: the number after the first `####` is right, as text. flexible: the last number in the text is, as text.
-    chat: the number after the last `####`, or without one the last number, has the right value."""
+    chat: the number after the last `####`, in the last box, or without them the last number, has the right value."""
 
     strict: bool
     flexible: bool
@@ -48,10 +49,13 @@ def flexible_answer(text: str) -> str | None:
 
 
 def chat_value(text: str) -> Decimal | None:
-    """The number a chat answer gives, thoughts aside: "$1,234.00", "−18" and "18..." are numbers, "..." is none."""
+    """The number a chat answer gives, thoughts aside: behind `####`, in its box or behind "final answer is", else its last one.
+    "$1,234.00", "−18" and "18..." are numbers, "..." is none."""
     text = unicodedata.normalize("NFKC", after_thinking(text).translate(_DASHES).replace("…", " ")).translate(_DASHES)
-    text = text.replace("{,}", ",").replace("\\$", "$").replace("\\boxed{", " ")
-    found = _MARKED_VALUE.findall(text) or _ANY_VALUE.findall(text)
+    text = text.replace("{,}", ",").replace("\\$", "$")
+    said = math_answer(text) or ""
+    text = text.replace("\\boxed{", " ")
+    found = _MARKED_VALUE.findall(text) or _ANY_VALUE.findall(said) or _ANY_VALUE.findall(text)
     if not found:
         return None
     return Decimal(re.sub(r"[^0-9.-]", "", found[-1])[:1000])

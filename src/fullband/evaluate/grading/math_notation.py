@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from fractions import Fraction
 
 _GREEK = {
@@ -32,7 +33,7 @@ _SAME_SIGN = {  # commands, and what is written for them
     "left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits": "", "mathbf|mathit|mathsf|boldsymbol|bm|underline|boxed|fbox": "",
 }  # fmt: skip
 _MAGNITUDES = {"hundred": "100", "thousand": "1000", "million": "10^{6}", "billion": "10^{9}", "trillion": "10^{12}", "dozen": "12"}
-_RULES = [(re.compile(pattern), written) for pattern, written in [
+_NOTATION: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     # around the answer, and marks of markdown and of formulas
     (r"(?i)^ *(?:the )?(?:final )?answer(?: is)?:? (?!is|=)", ""),
     (r" *\\pmod *(?:\{\d+\}|\d+) *$", ""),
@@ -83,7 +84,8 @@ _RULES = [(re.compile(pattern), written) for pattern, written in [
     (r"(?<![\w.)}^_/])(\d+)(?: ?\\frac *\{ *(\d+) *\} *\{ *(\d+) *\}| (\d+) ?/ ?(\d+)(?![\d!]))", lambda found: _mixed(found)),
     (r"(?<![\d.])(\d*)\.(\d*)\\overline *\{? *(\d+) *\}?", lambda found: _repeating(found[1], found[2], found[3])),
     (r"(?<![\d.])(\d*)\.(\d*?)(\d{1,9}?)\3\3+\.\.\.", lambda found: _repeating(found[1], found[2], found[3])),
-]]  # fmt: skip
+]  # fmt: skip
+_RULES = [(re.compile(pattern), written) for pattern, written in _NOTATION]
 _GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _BRACKETS = re.compile(r"[(\[]|\\\{")
 
