@@ -99,8 +99,9 @@ def test_another_runs_lines_are_not_continued(text_run: Trained, prompts: Path, 
     (tmp_path / "fewer.txt").write_text("the quick\n")
     assert f"{out}:2: more completions than the 1 asked for" in refused(*command[:5], tmp_path / "fewer.txt", *command[6:])
     assert out.read_bytes() == before
-    out.write_text("text\n")
-    assert f"{out}:1: not a completion" in refused(*command)
+    for line in ("text", "[" * 5000):
+        out.write_text(f"{line}\n")
+        assert f"{out}:1: not a completion" in refused(*command)
 
 
 def test_jsonl_and_standard_input(text_run: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +129,8 @@ def test_jsonl_and_standard_input(text_run: Trained, tmp_path: Path, monkeypatch
         ("p.txt", b"the\n" + b"the " * 20, "p.txt:2: the prompt has 80 tokens and does not fit the model's context of 48"),
         ("p.txt", b"the\n\n" + b"a" * 45, "p.txt:3: the prompt has 45 tokens; with max_new_tokens=8 it exceeds the model's context of 48"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "p.jsonl:2: not valid JSON"),
+        ("p.jsonl", b"[" * 5000 + b"\n", "p.jsonl:1: not readable as JSON"),
+        ("p.jsonl", b'{"prompt": ' + b"1" * 5000 + b"}\n", "p.jsonl:1: not readable as JSON"),
         ("p.jsonl", b'"a"\n', "p.jsonl:1: a str, not a JSON object with a field 'prompt'"),
         ("p.jsonl", b'{"text": "a"}\n', "p.jsonl:1: no field 'prompt'; the fields there are text"),
         ("p.jsonl", b'{"prompt": 3}\n', "p.jsonl:1: the field 'prompt' holds int, not text"),

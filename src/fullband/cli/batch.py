@@ -69,7 +69,7 @@ class Job:
                 raise ValueError(f"{where}: more completions than the {self.total} asked for; give another --output")
             try:
                 found = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 found = None
             if not isinstance(found, dict):
                 raise ValueError(f"{where}: not a completion; remove this line and those after it, or give another --output")

@@ -94,7 +94,7 @@ def _lines(source: str) -> tuple[list[bytes], str]:
 def _is_jsonl(lines: list[bytes]) -> bool:
     try:
         first = json.loads(next((line for line in lines if line.strip()), b""))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(first, dict) and "prompt" in first
 
@@ -104,6 +104,8 @@ def _of_json(line: str, number: int, where: str) -> Prompt:
         record: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not valid JSON ({error.msg}, column {error.colno}); fix or remove this line") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
+        raise ValueError(f"{where}: not readable as JSON ({' '.join(str(error).split())}); fix or remove this line") from None
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a {type(record).__name__}, not a JSON object with a field 'prompt'")
     if "prompt" not in record:

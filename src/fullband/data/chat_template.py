@@ -115,7 +115,7 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
 def _settings(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}  # it only helps
     return found if isinstance(found, dict) else {}
 

@@ -193,14 +193,14 @@ def _field(path: Path, key: str) -> Any:
     """None if the file is not there or not readable: such files only help, the tokenizer itself is tokenizer.json."""
     try:
         return json.loads(path.read_text(encoding="utf-8")).get(key)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 
 def _settings(content: bytes | None) -> dict[str, Any]:
     try:
         found = json.loads(content or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}  # it only helps
     return found if isinstance(found, dict) else {}
 

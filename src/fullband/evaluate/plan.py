@@ -161,7 +161,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Raises ValueError naming the file."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: not readable ({' '.join(str(error).split())})") from None
 
 

@@ -109,7 +109,7 @@ def _read_result(path: Path) -> dict[str, Any]:
         first = error.errors()[0]
         what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ValueError(f"{path}: damaged ({what}); remove it, and the model is measured again") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged ({error}); remove it, and the model is measured again") from None
     return result
 

@@ -136,7 +136,7 @@ def _read(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
     """The file as it is: `schema` says what must be there."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not readable as JSON ({error})") from None
     parse(schema, found, f"{path}: not as diagnose or probe writes it")
     assert isinstance(found, dict)

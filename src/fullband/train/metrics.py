@@ -63,7 +63,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines) and not content.endswith(b"\n"):
                 break
             raise ValueError(f"{path}:{number}: damaged; remove the line to go on without what it logged") from None
