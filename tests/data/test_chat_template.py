@@ -103,3 +103,17 @@ def test_tools_and_documents_are_there_and_none(tmp_path: Path) -> None:
     """As transformers renders: a template may ask whether there are some without asking whether they are defined."""
     asked = "{% if tools is not none %}tools{% endif %}{{ documents is none }}{% if tools %}{% endif %}{{ tools is defined }}"
     assert ChatTemplate(asked).render(TALK) == "TrueTrue"
+
+
+@pytest.mark.parametrize("content", ["the", " the ", "", " ", "e", "<e>", "user"])
+@pytest.mark.parametrize("written", ["m['content']", "m['content']|trim"])
+def test_an_open_turn_ends_where_transformers_ends_it(written: str, content: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    from hf.sources import byte_tokenizer
+
+    source = "{% for m in messages %}{{ '<' + m['role'] + '>' + " + written + " + '<end>\n' }}{% endfor %}"
+    messages = [{"role": "user", "content": "e?"}, {"role": "assistant", "content": content}]
+    theirs = byte_tokenizer()
+    assert isinstance(theirs, transformers.PreTrainedTokenizerBase)
+    expected = theirs.apply_chat_template(messages, chat_template=source, tokenize=False, continue_final_message=True)
+    assert ChatTemplate(source).render_open(messages) == expected  # type: ignore[arg-type]

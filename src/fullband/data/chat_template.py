@@ -24,6 +24,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CHATML_END = "<|im_end|>"
+OPEN_END = "\ue000open end\ue000 "  # stands where a message is to be continued; no text holds it. The space shows whether a template trims
 
 
 class Message(TypedDict):
@@ -80,12 +81,14 @@ class ChatTemplate:
     def render_open(self, messages: Sequence[Message]) -> str:
         """The conversation up to the end of its last message's content, which is to be continued. Raises ValueError as `render`, and
         for a template that does not write that content."""
-        whole, last = self.render(messages, add_generation_prompt=False), messages[-1]["content"].strip()
-        place = whole.rfind(last)
-        if place < 0:
+        *before, last = messages
+        whole = self.render([*before, Message(role=last["role"], content=last["content"] + OPEN_END)], add_generation_prompt=False)
+        place = whole.rfind(OPEN_END.strip())
+        if place < 0 or last["content"].strip() not in whole:
             raise ValueError("the chat template does not write the last message as it is: it cannot be continued")
-        kept = messages[-1]["content"]
-        return whole[:place] + (kept[len(kept) - len(kept.lstrip()) :] if whole[place:].startswith(kept.lstrip()) else last)
+        trimmed = not whole.startswith(OPEN_END, place)  # the template takes spaces off a message, so off its end here
+        opened = whole[:place].replace(OPEN_END, "")
+        return opened.rstrip() if trimmed else opened
 
     @cached_property
     def _compiled(self) -> Any:
