@@ -28,7 +28,7 @@ READINGS = {
 def quickstart_table(results: Sequence[dict[str, Any]]) -> str:
     """Accuracy at each position: mean over seeds (lowest-highest)."""
     positions = list(results[0]["accuracy"]["standard"])
-    lines = ["| right at position | " + " | ".join(positions) + " |", "|---|" + "---|" * len(positions)]
+    lines = ["| accuracy at position | " + " | ".join(positions) + " |", "|---|" + "---|" * len(positions)]
     for key, name in READINGS.items():
         cells = []
         for position in positions:

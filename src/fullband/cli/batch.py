@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from fullband.cli.amounts import duration, short
+from fullband.amounts import duration, short
 from fullband.cli.completions import Completing, Request, add_reports, converged_json
 from fullband.cli.console import json_text
 from fullband.cli.prompts import Prompt

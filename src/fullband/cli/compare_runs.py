@@ -41,7 +41,7 @@ def compare_runs(
 
 
 def print_comparison(console: Console, found: dict[str, Any]) -> None:
-    from fullband.cli.amounts import short
+    from fullband.amounts import short
     from fullband.cli.tables import print_table, table
     from fullband.plots.runs_page import losses
 

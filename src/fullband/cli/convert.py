@@ -78,7 +78,7 @@ def check_fusion(name: str | None) -> None:
 
 
 def described(made: Conversion) -> str:
-    from fullband.cli.amounts import percent
+    from fullband.amounts import percent
 
     share = percent(made.fusion_parameters / made.parameters)
     kind = "an App. A model" if made.kind == "fullband" else f"'{made.kind}'"

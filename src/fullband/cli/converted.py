@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
 
-from fullband.cli.amounts import percent, size
+from fullband.amounts import percent, size
 from fullband.cli.tables import print_table, table
 from fullband.model import read_json_config
 

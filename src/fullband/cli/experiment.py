@@ -178,7 +178,7 @@ def job_plan(experiment: Experiment, job: Job) -> dict[str, Any]:
 
 
 def print_plan(console: Console, experiment: Experiment, plan: list[dict[str, Any]]) -> None:
-    from fullband.cli.amounts import short
+    from fullband.amounts import short
     from fullband.cli.tables import print_table, table
 
     made = table(["job", "state", "steps", "tokens", "token-equivalent", "computed", "FLOPs"], words=2)

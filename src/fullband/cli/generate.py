@@ -243,7 +243,7 @@ def continue_file(
     """A line of JSON for each completion of at most `limit` tokens, to `output` or stdout."""
     import sys
 
-    from fullband.cli.amounts import duration, short
+    from fullband.amounts import duration, short
     from fullband.cli.batch import BatchProgress, Job, open_output
     from fullband.cli.completions import speculation_json, speculation_line
     from fullband.cli.console import messages, print_json

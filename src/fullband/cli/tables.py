@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fullband.cli.amounts import mixture, percent, short, size
+from fullband.amounts import mixture, percent, short, size
 from fullband.cli.fitting import fitted
 
 PARTS = {

@@ -133,7 +133,7 @@ def summary(result: RunResult) -> dict[str, Any]:
 
 
 def print_summary(console: Any, result: RunResult) -> None:
-    from fullband.cli.amounts import duration, short
+    from fullband.amounts import duration, short
 
     milestones = result.milestones
     console.print(
