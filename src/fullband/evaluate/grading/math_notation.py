@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 _GREEK = {
     "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "θ": "theta", "λ": "lambda", "μ": "mu", "π": "pi", "ρ": "rho",
@@ -85,7 +86,7 @@ _NOTATION: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<![\d.])(\d*)\.(\d*)\\overline *\{? *(\d+) *\}?", lambda found: _repeating(found[1], found[2], found[3])),
     (r"(?<![\d.])(\d*)\.(\d*?)(\d{1,9}?)\3\3+\.\.\.", lambda found: _repeating(found[1], found[2], found[3])),
 ]  # fmt: skip
-_RULES = [(re.compile(pattern), written) for pattern, written in _NOTATION]
+_RULES: list[tuple[re.Pattern[str], Any]] = [(re.compile(pattern), written) for pattern, written in _NOTATION]
 _GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _BRACKETS = re.compile(r"[(\[]|\\\{")
 
