@@ -35,12 +35,12 @@ def describe_converted(folder: Path) -> dict[str, Any]:
         part = "fusion" if name.startswith("fusion.") else "embedding" if is_vocabulary(shape, trunk) else "trunk"
         parts[part] += numel
     total = sum(parts.values())
-    shape = {label: trunk[key] for key, label in NAMES.items() if trunk.get(key) is not None}
+    named = {label: trunk[key] for key, label in NAMES.items() if trunk.get(key) is not None}
     fed_back = fixed_angles(SimpleNamespace(**trunk))
     return {
         "family": trunk.get("model_type"),
-        "shape": shape,
-        "context_with_feedback": fed_back[0] if fed_back and fed_back[0] < shape.get("context", 2**31 - 1) else shape.get("context"),
+        "shape": named,
+        "context_with_feedback": fed_back[0] if fed_back and fed_back[0] < named.get("context", 2**31 - 1) else named.get("context"),
         "fusion": config.get("fusion"),
         "latent_feedback_mode": config.get("latent_feedback_mode"),
         "parameters": parts | {"total": total},
