@@ -10,8 +10,9 @@ from matplotlib.image import imread
 
 from experiments.grids import GRID
 from fullband.evaluate.statistics import mean_estimate
-from fullband.experiments.config import Experiment
-from fullband.experiments.report import readme
+from fullband.experiments.config import Experiment, find_experiment, load_experiment
+from fullband.experiments.grid import jobs_of
+from fullband.experiments.report import chance_of, readme
 from fullband.experiments.summary import STUDENT, half_width, shows, summarise
 from fullband.plots.experiment import look, plot_experiment
 from fullband.strict import parse
@@ -124,3 +125,16 @@ def test_probes_are_reported_by_prefill(tmp_path: Path) -> None:
     assert all(words in drawn for words in ("setting 7", "standard prefill", "recurrent, 1 step", "full recurrence"))
     height, width, _ = imread(paths[1]).shape
     assert width < 5 * height  # two lines of four
+
+
+@pytest.mark.parametrize(("name", "chance"), [("s3", 1 / 6), ("probes", 0.5), ("fed-back-text", None)])
+def test_chance_is_that_of_what_is_measured(name: str, chance: float | None) -> None:
+    experiment = load_experiment(find_experiment(name))
+    assert chance_of(experiment, jobs_of(experiment)) == chance
+
+
+@pytest.mark.parametrize("chance", [None, 0.25])
+def test_pictures_of_accuracies_have_a_line_at_chance(chance: float | None, tmp_path: Path) -> None:
+    found = summarise(TOY, grid([0.3, 0.6, 0.9], [0.2, 0.51, 0.79])) | {"chance": chance}
+    plot_experiment(found, [tmp_path / "summary.svg"])
+    assert ("<!-- chance -->" in (tmp_path / "summary.svg").read_text(encoding="utf-8")) is (chance is not None)

@@ -131,3 +131,36 @@ def test_a_cycle_that_is_reached_slowly_shrinks_at_first_and_not_at_the_end():
         changes.add(torch.tensor([0.5 + 0.5**k]))
     assert changes.ratios().item() < 0.97
     assert changes.late_ratios().item() == pytest.approx(1, abs=1e-2)
+
+
+class Disturbed(Toy):
+    """Settles at once; then `pulse(k, position)` is added to the states of pass k, and to no other's."""
+
+    def __init__(self, pulse):
+        super().__init__(0.0)
+        self.pulse, self.k = pulse, 0
+
+    def __call__(self, inputs, positions=None, documents=None, cache=None, keep="none"):
+        self.k += 1
+        place_T = torch.arange(inputs.shape[1])
+        return inputs + 50.0 * self.pulse(self.k, place_T)[:, None].double(), None
+
+
+def test_what_settles_early_and_is_disturbed_later_has_not_settled_before():
+    tokens = torch.zeros(2, 64, dtype=torch.long)
+    calm = measure_settling(Disturbed(lambda k, t: t < 0), tokens, 24)
+    assert calm.passes_needed == 2 and calm.settled(0.9)
+    found = measure_settling(Disturbed(lambda k, t: (t >= 0) & (k == 14)), tokens, 24)
+    assert found.relative_change[1:11] == [0.0] * 10 and found.passes_needed == 16, "the pulse comes in pass 14 and goes in pass 15"
+    assert found.front is not None and not found.front.travels and found.front.at_half > 14
+    late = measure_settling(Disturbed(lambda k, t: (t >= 0) & (k == 24)), tokens, 24)
+    assert late.passes_needed is None and not late.settled(0.9)
+
+
+def test_a_front_is_not_settled_though_every_state_came_to_rest():
+    """Each position moves once, later positions later, and long before the passes end."""
+    tokens = torch.zeros(2, 80, dtype=torch.long)
+    found = measure_settling(Disturbed(lambda k, t: t // 4 == k), tokens, 36)
+    assert found.passes_needed is not None and found.passes_needed < 30, "by the passes alone it would have settled"
+    assert found.front is not None and found.front.travels and found.front.slope == pytest.approx(0.25, rel=0.1)
+    assert not found.settled(0.9) and not found.settled(2.0)

@@ -187,14 +187,15 @@ def many_runs(folder: Path, count: int) -> list[Path]:
 
 
 def test_runs_in_figure_4_look_different(tmp_path: Path) -> None:
-    """On the page as in the picture; the colours say which are exact."""
+    """On the page as in the picture: a colour and a marker for each run; dashes say which are exact."""
     lines = passes_lines(read_sources(many_runs(tmp_path, 8)).runs)
     chart = passes_chart(lines)
     looks = re.findall(r'<svg class="swatch".*?<path class="([^"]*)"[^>]*?(stroke-dasharray="[^"]*")?/>(<polygon.*?>)</svg>', chart)
     assert len(looks) == len(set(looks)) == 16
-    assert {key for key, _, _ in looks} == {"fused-8", "exact"}
+    assert [key for key, _, _ in looks] == [f"run-{n}" for n in range(1, 9) for _ in range(2)]
+    assert [bool(dash) for _, dash, _ in looks] == [False, True] * 8
     drawn = [run_style(number) for number in range(8)]
-    assert len({str(style) for style in drawn}) == 8
+    assert all(len({style[key] for style in drawn}) == 8 for key in ("color", "marker"))
 
 
 def test_more_runs_than_can_be_told_apart_are_two_figures(tmp_path: Path) -> None:

@@ -8,14 +8,19 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fullband.plots.accuracy import plot_accuracy
-from fullband.plots.chart import Axis, Line, line_chart, log_axis, near_axis, nice_ticks
-from fullband.plots.curves import Curve, compute_at, plot_curves, read_curves
-from fullband.plots.style import DARK, DASHES, LIGHT, PASS_KEYS, reading_label
+from fullband.plots.chart import Axis, Line, Mark, line_chart, log_axis, near_axis, nice_ticks
+from fullband.plots.curves import Curve, compute_at, curves_charts, plot_curves, read_curves
+from fullband.plots.page import STYLESHEET
+from fullband.plots.steps import Steps, read_steps
+from fullband.plots.style import DARK, DASHES, LIGHT, PASS_KEYS, RUN_DARK, RUN_LIGHT, figure, reading_label
 
 
 @pytest.fixture
@@ -80,15 +85,77 @@ def test_pictures_open(run_folder: Path, tmp_path: Path) -> None:
     }
     plot_accuracy(result, [tmp_path / "accuracy.png", tmp_path / "accuracy.svg"])
     curves = read_curves(run_folder)
-    plot_curves({"standard": curves[:1], "fullband": curves}, [tmp_path / "curves.png"], {"switch_on_step": 2, "crossover_step": None})
+    plot_curves({"standard": curves[:1], "fullband": curves}, [tmp_path / "curves.png"], {"switch_on_step": 2, "crossover_step": None}, {})
     for name in ("accuracy.png", "curves.png"):
         height, width, _ = imread(tmp_path / name).shape
         assert width > height > 300
     assert "<svg" in (tmp_path / "accuracy.svg").read_text(encoding="utf-8")
 
 
+def test_learning_curves_begin_at_the_data_and_have_norm_and_rates_below(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curves, milestones = {"fullband": read_curves(run_folder)}, {"switch_on_step": 2, "crossover_step": None}
+    steps = {"fullband": Steps([10, 20, 40, 70], [2.0, 1.0, math.nan, 4.0], {"matrix_lr": [0.1, 0.2, 0.2, 0.1]})}
+    kept = []
+
+    @contextmanager
+    def keep(*args: Any, **options: Any) -> Iterator[tuple[Any, Any]]:
+        with figure([], **options) as made:
+            yield made
+        kept.extend(made[1].flat)
+
+    monkeypatch.setattr("fullband.plots.curves.figure", keep)
+    plot_curves(curves, [], milestones, steps)
+    loss, norm, rate = kept
+    assert [axes.get_xlim() for axes in kept] == [(10e-6, 70e-6)] * 3
+    drawn = [value for curve in curves["fullband"] for value in curve.smooth]
+    assert 0 < min(drawn) - 0.5 < loss.get_ylim()[0] < min(drawn) and loss.get_ylim()[1] > max(drawn)
+    assert list(norm.lines[-1].get_ydata())[:2] == [2.0, 1.0] and list(rate.lines[-1].get_ydata()) == [0.1, 0.2, 0.2, 0.1]
+    page = curves_charts(curves, milestones, steps)
+    data = [json.loads(html.unescape(found)) for found in re.findall(r"data-chart='([^']*)'", page)][::2]
+    assert len(data) == 3 and {chart["x"]["low"] for chart in data} == {10e-6}
+    assert data[1]["lines"][0]["y"] == [2.0, 1.0, 4.0]
+
+
+def test_steps_that_say_neither_have_no_charts(run_folder: Path) -> None:
+    assert read_steps(run_folder).rates == {}
+    assert curves_charts({"fullband": read_curves(run_folder)}, {}, {"fullband": read_steps(run_folder)}).count("<figure") == 1
+
+
+@pytest.mark.parametrize(("palette", "paper"), [(LIGHT | RUN_LIGHT, "#ffffff"), (DARK | RUN_DARK, "#14171b")], ids=["light", "dark"])
+def test_every_colour_stands_out_from_its_paper(palette: dict[str, str], paper: str) -> None:
+    """By 3 : 1 at least, which WCAG 2 asks of graphics."""
+    assert f"--paper: {'#fff' if paper == '#ffffff' else paper};" in STYLESHEET.read_text(encoding="utf-8")
+    pale = {key: round(contrast(colour, paper), 2) for key, colour in palette.items() if contrast(colour, paper) < 3}
+    assert pale == {}
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2's contrast ratio of two sRGB colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_marks_label_stays_within_the_chart() -> None:
+    """Where there is room on neither side of the mark, it ends at the right edge."""
+    x = Axis("x", 0, 10, (0, 10))
+    label = "feedback on, shock +2.73 nats"
+    for at in (0, 4, 5, 6, 10):
+        chart = line_chart("c", [Line("exact", "a", [0, 10], [0.0, 10.0])], [Mark(label, x=at)], x, x)
+        for width, (start, anchor) in zip((760, 360), re.findall(r'class="note" x="([^"]*)"[^>]*text-anchor="(\w*)"', chart), strict=True):
+            low, high = (
+                (float(start), float(start) + 6.2 * len(label)) if anchor == "start" else (float(start) - 6.2 * len(label), float(start))
+            )
+            assert 0 <= low < high <= width, (at, anchor)
+
+
 def test_every_reading_has_one_style() -> None:
-    assert list(LIGHT) == list(DARK)
+    assert list(LIGHT) == list(DARK) and list(RUN_LIGHT) == list(RUN_DARK)
     assert set(PASS_KEYS.values()) | set(DASHES) <= set(LIGHT)
     assert reading_label("fused-1") == "full-band, 1 pass"
 

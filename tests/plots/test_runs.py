@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.commands import fullband, refused
-from fullband.plots.runs import compare, differing_of, plot_runs, read_run
+from fullband.plots.runs import compare, differing_of, read_run
+from fullband.plots.runs_charts import loss_chart, runs_charts
 from fullband.plots.runs_page import page
 from fullband.plots.style import colour_key
 
@@ -65,7 +68,6 @@ def give_data(folder: Path, files: str | None, paths: str, rows: int = 64) -> No
 
 
 def test_runs_on_different_data_say_so(folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullband.plots.runs_page._picture", lambda runs: "")  # what takes time
     monkeypatch.setattr("fullband.plots.gallery.write_gallery", lambda sources, output: [])
 
     def said() -> list[str]:
@@ -109,8 +111,36 @@ def test_the_page_holds_picture_and_numbers(folders: list[Path], tmp_path: Path)
         assert part in text, part
     assert "src=" not in text and "<link" not in text  # it opens offline
     assert "<svg" in page([read_run(folders[1])])
-    plot_runs([read_run(folders[0])], [tmp_path / "runs.png"])
-    assert (tmp_path / "runs.png").stat().st_size > 10_000
+    assert runs_charts([read_run(folders[1])]).count("<figure") == 1, "no gradient norms and learning rates were logged"
+
+
+def test_runs_have_a_colour_each_and_numbers_of_passes_their_dashes(folders: list[Path]) -> None:
+    chart = loss_chart([read_run(folder) for folder in folders])
+    looks = re.findall(
+        r'<li><svg class="swatch".*?<path class="([^"]*)"[^>]*?(?:stroke-dasharray="([^"]*)")?/>.*?</svg>([^<]*)</li>', chart
+    )
+    assert looks == [("run-1", "1.5 3.5", "fed, 0 passes"), ("run-1", "", "fed, 1 pass"), ("run-2", "1.5 3.5", "plain, 0 passes")]
+    assert 'class="run-1 faint"' in chart and 'class="run-2 faint"' in chart, "the training losses behind them"
+
+
+def test_gradient_norm_and_learning_rates_are_drawn_where_they_were_logged(folders: list[Path]) -> None:
+    path = folders[0] / "metrics.jsonl"
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    for n, entry in enumerate(entries):
+        if "objective" in entry:
+            entry |= {"gradient_norm": 0.5 + n, "matrix_lr": 0.01, "adam_lr": None if n == 1 else 0.001}
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    runs = [read_run(folder) for folder in folders]
+    assert runs[0].steps.compute == [10, 30, 50, 80] and runs[1].steps.rates == {}
+    charts = runs_charts(runs)
+    data = [json.loads(html.unescape(found)) for found in re.findall(r"data-chart='([^']*)'", charts)][::2]
+    assert [[line["label"] for line in chart["lines"]][:2] for chart in data[1:]] == [["fed"], ["fed, matrices", "fed, the rest"]]
+    assert data[1]["lines"][0]["y"] == [0.5, 1.5, 3.5, 4.5] and set(data[2]["lines"][0]["y"]) == {0.01}
+
+
+def test_the_axes_of_the_pages_picture_begin_at_the_data(folders: list[Path]) -> None:
+    data = json.loads(html.unescape(re.findall(r"data-chart='([^']*)'", loss_chart([read_run(folders[1])]))[0]))
+    assert data["x"]["low"] == 10e-6 and data["x"]["high"] == 100e-6
 
 
 @pytest.mark.parametrize(
@@ -145,7 +175,7 @@ def test_losses_that_are_not_finite_are_gaps(tmp_path: Path, lost: list[int]) ->
 
 def test_pictures_of_many_runs_are_several(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"run-{n}", [1, 2], {1: {"0": 2.0}})) for n in range(9)]
-    assert page(runs[:8]).count("<svg") == 1 and page(runs).count("<svg") == 2
+    assert page(runs[:8]).count("<figure") == 1 and page(runs).count("<figure") == 2
 
 
 def test_deeper_readings_share_the_nearest_colour() -> None:

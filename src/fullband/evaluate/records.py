@@ -16,6 +16,7 @@ class Document(TypedDict):
     document: int
     prompt_hash: str
     scores: dict[str, dict[str, float]]
+    chance: NotRequired[dict[str, float]]  # older ones, and those without choices, lack it
 
 
 class Rollout(TypedDict):

@@ -7,13 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fullband.config import TaskSource
+from fullband.data.tasks import build_task
 from fullband.experiments.config import Experiment
 from fullband.experiments.grid import Job
 from fullband.experiments.run import finished_results, logs_of
 from fullband.experiments.summary import summarise
 from fullband.files import write_bytes, write_json
 from fullband.plots.experiment import plot_experiment
-from fullband.plots.probe import LABELS
+from fullband.plots.probe import CHANCE, LABELS
 from fullband.plots.style import reading_label
 
 RESULTS = Path("results")
@@ -25,7 +27,7 @@ def write_report(experiment: Experiment, jobs: Sequence[Job], folder: Path, comm
     results = finished_results(experiment, jobs)
     if not results:
         raise ValueError(f"{experiment.name}: no cell is finished yet, there is nothing to report")
-    found = summarise(experiment, results) | {"command": command}
+    found = summarise(experiment, results) | {"chance": chance_of(experiment, jobs), "command": command}
     for job in jobs:
         if any((result["cell"], result["seed"]) == (job.cell.name, job.seed) for result in results):
             kept = folder / "logs" / job.name
@@ -36,6 +38,15 @@ def write_report(experiment: Experiment, jobs: Sequence[Job], folder: Path, comm
     plot_experiment(found, [folder / f"{PICTURE}.png", folder / f"{PICTURE}.svg"])
     write_bytes(folder / "README.md", readme(found).encode())
     return found
+
+
+def chance_of(experiment: Experiment, jobs: Sequence[Job]) -> float | None:
+    """Accuracy of guessing in what is measured; None for losses, and where cells have tasks of different chance."""
+    if experiment.measure.kind == "probe":
+        return CHANCE
+    sources = [job.recipe.data.source for job in jobs]
+    chances = {build_task(source).chance if isinstance(source, TaskSource) else None for source in sources}
+    return chances.pop() if experiment.measure.kind == "positions" and len(chances) == 1 else None
 
 
 def readme(found: Mapping[str, Any]) -> str:

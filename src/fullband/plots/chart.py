@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -39,12 +39,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A labelled line across the chart, at x or at y; `row` moves the label of one at x down, clear of another's."""
+    """A labelled line across the chart, at x or at y; `row` moves the label of one at x down, clear of another's. `key` is the style of
+    the line that it belongs to, where there are several."""
 
     label: str
     x: float | None = None
     y: float | None = None
     row: int = 0
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Size:
 
 
 DESK, PHONE = Size("desk", 760, 380), Size("phone", 360, 320, left=52, right=10)
+LETTER = 6.6  # pixels that a letter of a label takes on average, and a little more
+LOW = tuple(replace(size, height=220) for size in (DESK, PHONE))
 
 
 def nice_ticks(high: float, about: int = 5) -> list[float]:
@@ -99,24 +103,32 @@ def log_axis(label: str, values: Sequence[float | None], **options: Any) -> Axis
     return Axis(label, 10.0**low, 10.0**high, [10.0**power for power in range(low, high + 1, step)], log=True, **options)
 
 
-def near_axis(label: str, values: Sequence[float | None]) -> Axis:
-    """An axis around the values, which need not reach down to 0."""
+def near_axis(label: str, values: Sequence[float | None], digits: int = 3, above: float = 0.0) -> Axis:
+    """An axis around the values, which need not reach down to 0; with `above` (a share of their range) of room for labels."""
     near = finite(values) or [0.0]
-    margin = 0.06 * (max(near) - min(near)) or 0.1 * max(1.0, abs(near[0]))
-    low, high = min(near) - margin, max(near) + margin
+    span = max(near) - min(near)
+    margin = 0.06 * span or 0.1 * (abs(near[0]) or 1.0)
+    low, high = min(near) - margin, max(near) + margin + above * span
+    return Axis(label, low, high, ticks_within(low, high), digits=digits)
+
+
+def ticks_within(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`."""
     step = nice_ticks(high - low)[1]
-    ticks = [round(step * i, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return Axis(label, low, high, ticks, digits=3)
+    return [round(step * i, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def line_chart(title: str, lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis) -> str:
+def line_chart(
+    title: str, lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis, behind: Sequence[Line] = (), low: bool = False
+) -> str:
     """A <figure> with a legend and the chart in both sizes. Values should lie within the axes; lines are cut at their edges. Lines
-    without a finite value are left out."""
+    without a finite value are left out. Those `behind` are drawn faintly, without a place in the legend. `low` = at two thirds of the
+    height or less."""
     shown = [line for line in lines if finite(line.y)]
     if not shown:
         return f"<p>{escape(title)}: no finite value.</p>"
     legend = "".join(f"<li>{_swatch(line)}{escape(line.label)}</li>" for line in shown)
-    charts = "".join(_svg(title, shown, marks, x, y, size) for size in (DESK, PHONE))
+    charts = "".join(_svg(title, shown, behind, marks, x, y, size) for size in (LOW if low else (DESK, PHONE)))
     canvas = f'<div class="canvas">{charts}<div class="tip" hidden></div></div>'
     return f'<figure class="chart"><ul class="legend">{legend}</ul>{canvas}</figure>'
 
@@ -136,9 +148,10 @@ def _marker(line: Line, x: float, y: float, radius: float = 5.5) -> str:
     return f'<polygon class="{line.key}" points="{outline(line.marker, x, y, radius)}"/>' if line.marker else ""
 
 
-def _svg(title: str, lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis, size: Size) -> str:
+def _svg(title: str, lines: Sequence[Line], behind: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis, size: Size) -> str:
     plot = _Plot(x, y, size)
     parts = [plot.axes()]
+    parts += [plot.path(line.x, line.y, f"{line.key} faint", "") for line in behind]
     parts += [plot.path(line.x, line.faint, f"{line.key} faint", "") for line in lines if line.faint]
     parts += [plot.path(line.x, line.y, line.key, _dash(line)) + plot.markers(line) for line in lines]
     parts += [plot.mark_line(mark) for mark in marks] + [plot.mark_label(mark) for mark in marks]
@@ -230,15 +243,22 @@ class _Plot:
             return f'<line class="mark dotted" x1="{self.size.left}" x2="{right}" y1="{at}" y2="{at}"/>'
         assert mark.x is not None
         at = self.at_x(mark.x)
-        return f'<line class="mark" x1="{at}" x2="{at}" y1="{self.size.top}" y2="{self.bottom}"/>'
+        own = f"mark {mark.key}".rstrip()
+        return f'<line class="{own}" x1="{at}" x2="{at}" y1="{self.size.top}" y2="{self.bottom}"/>'
 
     def mark_label(self, mark: Mark) -> str:
         """Drawn after all lines, on paper of its own (chart.css), so that another mark's line does not run through it."""
         label = escape(mark.label)
+        if not label:
+            return ""
         if mark.y is not None:
             return f'<text class="note" x="{self.size.left + self.width - 2}" y="{self.at_y(mark.y) + 15}" text-anchor="end">{label}</text>'
         assert mark.x is not None
-        at, anchor, gap = self.at_x(mark.x), "start", 5
-        if at > self.size.left + 0.7 * self.width:
-            anchor, gap = "end", -5
-        return f'<text class="note" x="{at + gap}" y="{self.size.top + 12 + 17 * mark.row}" text-anchor="{anchor}">{label}</text>'
+        at, right, width = self.at_x(mark.x), self.size.left + self.width, LETTER * len(mark.label)
+        if at + 5 + width <= right:
+            place, anchor = at + 5, "start"
+        elif at - 5 - width >= 0:
+            place, anchor = at - 5, "end"
+        else:
+            place, anchor = right, "end"  # across the mark
+        return f'<text class="note" x="{place}" y="{self.size.top + 12 + 17 * mark.row}" text-anchor="{anchor}">{label}</text>'

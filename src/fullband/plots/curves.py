@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fullband.plots.chart import Axis, Line, Mark, line_chart, nice_ticks
-from fullband.plots.numbers import drawn, finite
+from fullband.plots.chart import Line, Mark, line_chart, near_axis
+from fullband.plots.numbers import drawn
+from fullband.plots.steps import Steps, compute_axis, draw_steps, millions, steps_charts
 from fullband.plots.style import LIGHT, PASS_KEYS, dash, figure, reading_label
 from fullband.train.metrics import METRICS, read_metrics
 
@@ -87,40 +88,64 @@ def marks_of(curves: Mapping[str, Sequence[Curve]], milestones: Mapping[str, Any
     return [(at, label) for at, label in places if at is not None]
 
 
-def plot_curves(curves: Mapping[str, Sequence[Curve]], paths: Sequence[Path], milestones: Mapping[str, Any]) -> None:
-    """Draw the curves of runs ("standard", "fullband") with switch-on, shock and crossover of the latter."""
-    with figure(paths, width=9.4) as (drawing, axes):
+ROOM = 0.14  # of the losses' range, above them, for labels
+
+
+def plot_curves(
+    curves: Mapping[str, Sequence[Curve]], paths: Sequence[Path], milestones: Mapping[str, Any], steps: Mapping[str, Steps]
+) -> None:
+    """Draw the curves of runs ("standard", "fullband") with switch-on, shock and crossover of the latter; below them, the runs' gradient
+    norms and learning rates (`steps`, by run). The axes begin at the data."""
+    with figure(paths, width=9.4, height=7.2, rows=3, columns=1, heights=(3.4, 1, 1)) as (drawing, panels):
+        axes, norm, rate = panels[:, 0]
         for model, of_model in curves.items():
             for curve in of_model:
                 key = curve_key(model, curve.k)
-                compute = [x / 1e6 for x in curve.compute]
+                compute = millions(curve.compute)
                 axes.plot(compute, curve.loss, color=LIGHT[key], linewidth=0.8, alpha=0.25)
                 axes.plot(compute, curve.smooth, color=LIGHT[key], linestyle=dash(key), label=curve_label(model, curve.k))
-        top, furthest = 1.14 * axes.get_ylim()[1], axes.get_xlim()[1]  # room for the labels
-        for number, (at, label) in enumerate(marks_of(curves, milestones)):
-            late = at / 1e6 > 0.6 * furthest
-            axes.axvline(at / 1e6, color="#8a8a8a", linewidth=1, linestyle=":")
-            place = (at / 1e6, top * (1 - 0.06 * number))
+        marks = marks_of(curves, milestones)
+        shown = lines_of(curves)
+        x = compute_axis(shown, [at / 1e6 for at, _ in marks])
+        y = near_axis("loss", [value for line in shown for value in line.y], above=ROOM)
+        for number, (at, label) in enumerate(marks):
+            late = x.share(at / 1e6) > 0.6
+            for panel in (axes, norm, rate):
+                panel.axvline(at / 1e6, color="#8a8a8a", linewidth=1, linestyle=":")
+            place = (at / 1e6, y.high - 0.06 * number * (y.high - y.low))
             clear = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-            shown = f"{label} " if late else f" {label}"
-            axes.text(*place, shown, color="#5f5f5f", fontsize=9, va="top", ha="right" if late else "left", bbox=clear)
-        axes.set(xlabel="token-equivalent compute, millions (tokens × passes)", ylabel="training loss, nats a token")
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, top)
-        axes.set_title("Training loss by pass")
-        drawing.legend(loc="outside right upper", fontsize=9)
+            text = f"{label} " if late else f" {label}"
+            axes.text(*place, text, color="#5f5f5f", fontsize=9, va="top", ha="right" if late else "left", bbox=clear)
+        draw_steps(norm, rate, steps_by_label(steps), LIGHT)
+        for panel in (axes, norm, rate):
+            panel.set_xlim(x.low, x.high)
+        axes.set(ylabel="training loss, nats a token", ylim=(y.low, y.high), title="Training loss by pass")
+        rate.set_xlabel("token-equivalent compute, millions (tokens × passes)")
+        drawing.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=9)
 
 
-def curves_chart(curves: Mapping[str, Sequence[Curve]], milestones: Mapping[str, Any]) -> str:
-    """The same for a page, with the values under the pointer."""
-    lines = [
-        Line(curve_key(model, curve.k), curve_label(model, curve.k), [x / 1e6 for x in curve.compute], curve.smooth, faint=curve.loss)
+def lines_of(curves: Mapping[str, Sequence[Curve]]) -> list[Line]:
+    """Running means, with the logged values behind them."""
+    return [
+        Line(curve_key(model, curve.k), curve_label(model, curve.k), millions(curve.compute), curve.smooth, faint=curve.loss)
         for model, of_model in curves.items()
         for curve in of_model
     ]
+
+
+def steps_by_label(steps: Mapping[str, Steps]) -> dict[str, tuple[str, Steps]]:
+    return {reading_label(model): (curve_key(model, 1), own) for model, own in steps.items()}
+
+
+def curves_chart(curves: Mapping[str, Sequence[Curve]], milestones: Mapping[str, Any]) -> str:
+    """The losses for a page, with the values under the pointer."""
+    lines = lines_of(curves)
     marks = [Mark(label, x=at / 1e6, row=row) for row, (at, label) in enumerate(marks_of(curves, milestones))]
-    furthest = max(line.x[-1] for line in lines)
-    highest = max(finite(y for line in lines for y in line.y), default=1.0) * 1.12
-    x = Axis("token-equivalent compute, millions", 0, furthest, nice_ticks(furthest), digits=2, unit=" million")
-    y = Axis("loss, nats a token", 0, highest, nice_ticks(highest), digits=3)
+    x = compute_axis(lines, [mark.x for mark in marks if mark.x is not None])
+    y = near_axis("loss, nats a token", [value for line in lines for value in line.y], above=ROOM)
     return line_chart("Training loss by pass", lines, marks, x, y)
+
+
+def curves_charts(curves: Mapping[str, Sequence[Curve]], milestones: Mapping[str, Any], steps: Mapping[str, Steps]) -> str:
+    """Losses, gradient norms and learning rates for a page."""
+    return curves_chart(curves, milestones) + steps_charts(steps_by_label(steps))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fullband.plots.style import LIGHT, figure
+from fullband.plots.style import LIGHT, draw_chance, figure
 
 COLOURS = {"standard": LIGHT["standard"], "soft": LIGHT["fused-2"], "fused": LIGHT["fused-16"], "baseline": LIGHT["exact"]}
 LABELS = {"standard": "Standard", "soft": "Soft", "fused": "Fused", "baseline": "baseline"}
@@ -32,7 +32,7 @@ def _draw(plot: Any, results: Mapping[str, Any], path: Path) -> str:
 
 
 def plot_passes(results: Mapping[str, Any], path: Path) -> None:
-    """Fig. 4 right: the mean over tasks, and thinly the tasks themselves."""
+    """Fig. 4 right: the mean over tasks, and thinly the tasks themselves; the mean of what guessing gives, where that is known."""
     mean = results["mean"]
     names = [name for name in mean["readings"] if name != "soft"]  # it is another way of reading, and has no place on the axis
     places = range(len(names))
@@ -47,6 +47,8 @@ def plot_passes(results: Mapping[str, Any], path: Path) -> None:
         )  # fmt: skip
         if "baseline" in mean:
             _level(axes, mean["baseline"])
+        chance = mean.get("chance")  # older results do not say it
+        draw_chance(axes, None if chance is None else 100 * chance)
         axes.set_xticks(list(places), names)
         axes.set(xlabel="feedback passes", ylabel="accuracy, percent")
         axes.set_title(_title(results, f"{len(results['tasks'])} tasks by feedback passes"))

@@ -60,14 +60,14 @@ def _side(place: int, table: ReportTable) -> str:
 def _traces(results: Mapping[str, Any]) -> list[str]:
     parts = []
     for name, found in results["generative"].items():
-        text = "text code" if name.startswith(CODE) else "text"
+        code = " code" if name.startswith(CODE) else ""
         for trace in found["traces"]:
             parts.append(f"<h2>{escape(found['label'])}, problem {trace['problem']}: the modes side by side</h2>")
-            parts.append(f'<p class="question">{escape(trace.get("question", ""))}</p>\n<div class="traces">')
+            parts.append(f'<p class="question{code}">{escape(trace.get("question", ""))}</p>\n<div class="traces">')
             for mode, answer in trace["answers"].items():
                 parts.append(
                     f'<section class="trace {KEYS[mode]}"><h3>{MODES[mode]}</h3><p class="small">{escape(ending(answer))}</p>'
-                    f'<p class="{text}">{escape(answer_text(answer))}</p></section>'
+                    f'<p class="text{code}">{escape(answer_text(answer))}</p></section>'
                 )
             parts.append("</div>")
     return parts

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fullband.plots import probe
-from fullband.plots.style import LIGHT, colour_key, figure, reading_label
+from fullband.plots.style import LIGHT, colour_key, draw_chance, figure, reading_label
 
 MARKERS = {"standard": "s", "exact": "D"}  # feedback passes are circles, and triangles where they are too many for a blue of their own
 DEEP = {17: "^", 64: "v"}  # from so many passes on
@@ -18,7 +18,8 @@ ACROSS = 5  # panels side by side, at most
 
 
 def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
-    """Draw result.json into `paths`: large marks are means with 95% intervals over seeds, small ones the seeds."""
+    """Draw result.json into `paths`: large marks are means with 95% intervals over seeds, small ones the seeds. Accuracies
+    have a line at chance, where the result says it."""
     kind, rows = found["measure"]["kind"], found["rows"]
     readings = list(dict.fromkeys(row["reading"] for row in rows))
     columns = list(rows[0]["columns"])
@@ -42,8 +43,9 @@ def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
             axes.set(xlabel=AXES[kind], title=f"position {column}" if kind == "positions" else column)
             if kind != "settling":
                 axes.set_xlim(-0.03, 1.03)
-        handles = [_handle(reading, kind) for reading in readings]
-        drawing.legend(handles=handles, loc="outside lower center", ncols=min(5, 2 * len(columns), len(readings)), fontsize=9)
+                draw_chance(axes, found.get("chance"), upright=True)
+        handles = [_handle(reading, kind) for reading in readings] + axes_of[0].get_legend_handles_labels()[0]
+        drawing.legend(handles=handles, loc="outside lower center", ncols=min(5, 2 * len(columns), len(handles)), fontsize=9)
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -11,13 +11,13 @@ from typing import Any
 
 from fullband.files import write_bytes
 from fullband.plots.chart import SCRIPT, STYLE, Axis, Line, Mark, line_chart
-from fullband.plots.curves import Curve, curves_chart, plot_curves
+from fullband.plots.curves import Curve, curves_charts, plot_curves
 from fullband.plots.diagnosis_page import change_chart, loss_chart, reach
 from fullband.plots.markers import MOST_RUNS
 from fullband.plots.numbers import finite
 from fullband.plots.page import stylesheet
 from fullband.plots.passes import PassesLine, passes_chart, passes_lines, plot_passes
-from fullband.plots.probe import KEYS, LABELS, TITLES, plot_depths, plot_registers
+from fullband.plots.probe import CHANCE, KEYS, LABELS, TITLES, plot_depths, plot_registers
 from fullband.plots.reachability import plot_reachability
 from fullband.plots.runs import RunRecord
 from fullband.plots.settling import plot_settling
@@ -143,18 +143,20 @@ def _depth_chart(setting: Mapping[str, Any]) -> str:
     x = Axis("depth (0 = input of the stack)", 0, deepest, range(0, int(deepest) + 1, -(-int(deepest) // 9) or 1), prefix="depth ")
     tenths = range(min(4, int(10 * min(finite(y for line in lines for y in line.y), default=1.0))), 11)
     y = Axis("probe accuracy", tenths[0] / 10, 1.04, [tenth / 10 for tenth in tenths], digits=3)
-    return line_chart(setting["setting"], lines, [Mark("chance", y=0.5)], x, y)
+    return line_chart(setting["setting"], lines, [Mark("chance", y=CHANCE)], x, y)
 
 
 def _curves_figure(run: RunRecord) -> Figure:
     model = "standard" if run.switch_on_step is None else "fullband"
     curves: dict[str, list[Curve]] = {model: run.curves}
+    steps = {model: run.steps}
     milestones = {"switch_on_step": run.switch_on_step} | {key: run.last[key] for key in ("switch_on_shock", "crossover_step")}
     return Figure(
         f"learning-curves-{run.name}",
         f"Learning curves by pass, {run.name}",
         "A running mean, with the logged values behind it. Shock: how much worse the second pass is than the first over the same "
-        "positions, when it is first used. Crossover: where its running mean falls below the first's.",
-        lambda paths: plot_curves(curves, paths, milestones),
-        curves_chart(curves, milestones),
+        "positions, when it is first used. Crossover: where its running mean falls below the first's in training. Then the norm of the "
+        "gradient, and the learning rates.",
+        lambda paths: plot_curves(curves, paths, milestones, steps),
+        curves_charts(curves, milestones, steps),
     )

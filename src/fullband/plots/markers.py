@@ -1,25 +1,36 @@
-"""How the lines of several runs are told apart where all have one colour: by dashes and markers, in matplotlib and in SVG alike."""
+"""How the lines of several runs are told apart, in matplotlib and in SVG alike: by colours and markers. Dashes say how a run was
+evaluated."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from fullband.plots.style import dashes
+from fullband.plots.style import RUN_LIGHT, dashes
 
-RUN_DASHES = ("", "10 4", "3 3", "12 4 2 4")
+PASSES_DASHES = ("1.5 3.5", "", "10 4", "6 3", "12 4 2 4", "3 3", "12 3 2 3 2 3")  # by number of feedback passes, none first
+EXACT_DASH = "7 2 2 2"
 RUN_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # matplotlib's names
 MOST_RUNS = len(RUN_MARKERS)  # in one picture
 
 
-def run_style(number: int) -> dict[str, Any]:
-    """Line style and marker of run `number` < MOST_RUNS of a picture, for matplotlib."""
-    return {"linestyle": dashes(run_dash(number)), "marker": RUN_MARKERS[number]}
+def run_key(number: int) -> str:
+    """The colour of run `number` < MOST_RUNS of a picture: a class of the style sheet."""
+    return f"run-{number + 1}"
 
 
-def run_dash(number: int) -> str:
-    """An SVG dash array; empty = a whole line. Every fourth run has the same, and another marker."""
-    return RUN_DASHES[number % len(RUN_DASHES)]
+def run_style(number: int, dash: str = "") -> dict[str, Any]:
+    """Colour, marker and line style (an SVG dash array) of a line of run `number` < MOST_RUNS, for matplotlib."""
+    return {"color": RUN_LIGHT[run_key(number)], "marker": RUN_MARKERS[number], "linestyle": dashes(dash)}
+
+
+def passes_dashes(names: Sequence[str]) -> dict[str, str]:
+    """An SVG dash array (empty = a whole line) for each way of evaluating: "0", "1", … feedback passes, in order, and "exact"."""
+    numbers = sorted({int(name) for name in names if name.isdecimal()})
+    after = iter(PASSES_DASHES[1:] * (1 + len(numbers) // (len(PASSES_DASHES) - 1)))
+    found = {str(number): PASSES_DASHES[0] if number == 0 else next(after) for number in numbers}
+    return found | dict.fromkeys((name for name in names if not name.isdecimal()), EXACT_DASH)
 
 
 def outline(marker: str, x: float, y: float, radius: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-from fullband.plots.style import DARK, LIGHT
+from fullband.plots.style import DARK, LIGHT, RUN_DARK, RUN_LIGHT
 
 STYLESHEET = Path(__file__).with_name("page.css")
 
@@ -14,9 +14,9 @@ STYLESHEET = Path(__file__).with_name("page.css")
 def stylesheet() -> str:
     """CSS for a <style> element; a class named as a colour of `style` sets --c, which bars, lines and panels take theirs from."""
     return Template(STYLESHEET.read_text(encoding="utf-8")).substitute(
-        light=_variables(LIGHT),
-        dark=_variables(DARK),
-        colours="\n".join(f".{key} {{ --c: var(--{key}); }}" for key in LIGHT),
+        light=_variables(LIGHT | RUN_LIGHT),
+        dark=_variables(DARK | RUN_DARK),
+        colours="\n".join(f".{key} {{ --c: var(--{key}); }}" for key in LIGHT | RUN_LIGHT),
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullband.plots.chart import Axis, Line, line_chart, near_axis
-from fullband.plots.markers import RUN_MARKERS, run_dash, run_style
+from fullband.plots.markers import EXACT_DASH, RUN_MARKERS, run_key, run_style
 from fullband.plots.numbers import drawn
 from fullband.plots.runs import RunRecord
-from fullband.plots.style import LIGHT, figure
+from fullband.plots.style import figure
 
 EXACT = "exact"
 
@@ -37,14 +37,13 @@ def passes_lines(runs: Sequence[RunRecord]) -> list[PassesLine]:
 
 
 def plot_passes(lines: Sequence[PassesLine], paths: Sequence[Path]) -> None:
-    """Draw the lines, MOST_RUNS at most, into `paths`; exact reading is a level in its colour, with the run's dashes and markers."""
+    """Draw the lines, MOST_RUNS at most, into `paths`: a colour and a marker for each run; its exact result is a dashed level."""
     with figure(paths, width=8.6) as (drawing, axes):
         for number, line in enumerate(lines):
-            style = run_style(number)
-            axes.plot(line.passes, drawn(line.losses), color=LIGHT["fused-8"], label=line.name, markersize=6, **style)
+            axes.plot(line.passes, drawn(line.losses), label=line.name, markersize=6, **run_style(number))
             if line.exact is not None:
                 exact = drawn([line.exact] * len(line.passes))
-                axes.plot(line.passes, exact, color=LIGHT[EXACT], label=f"{line.name}, exact", linewidth=1.4, markersize=4, **style)
+                axes.plot(line.passes, exact, label=f"{line.name}, exact", linewidth=1.4, markersize=4, **run_style(number, EXACT_DASH))
         axes.set_xticks(sorted({k for line in lines for k in line.passes}))
         axes.set(xlabel="feedback passes (0 = plain reading)", ylabel="held-out loss, nats a token")
         axes.set_title("Loss by feedback passes")
@@ -56,10 +55,11 @@ def passes_chart(lines: Sequence[PassesLine]) -> str:
     furthest = max(k for line in lines for k in line.passes)
     shown = []
     for number, line in enumerate(lines):
-        dash, marker = run_dash(number), RUN_MARKERS[number]
-        shown.append(Line("fused-8", line.name, line.passes, line.losses, dash=dash, marker=marker))
+        key, marker = run_key(number), RUN_MARKERS[number]
+        shown.append(Line(key, line.name, line.passes, line.losses, marker=marker))
         if line.exact is not None:
-            shown.append(Line(EXACT, f"{line.name}, exact", line.passes, [line.exact] * len(line.passes), dash=dash, marker=marker))
+            exact = [line.exact] * len(line.passes)
+            shown.append(Line(key, f"{line.name}, exact", line.passes, exact, dash=EXACT_DASH, marker=marker))
     ticks = sorted({float(k) for line in lines for k in line.passes})
     x = Axis("feedback passes (0 = plain reading)", 0, furthest, ticks, prefix="feedback passes: ")
     y = near_axis("held-out loss, nats a token", [value for line in shown for value in line.y])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fullband.plots.numbers import drawn, finite
-from fullband.plots.style import LIGHT, dash, figure
+from fullband.plots.style import LIGHT, dash, draw_chance, figure
 
 KEYS = {"standard": "standard", "1": "fused-1", "2": "fused-4", "4": "fused-16", "full": "exact"}  # more steps are darker
 MARKERS = {"standard": "s", "1": "o", "2": "^", "4": "D", "full": "v"}
@@ -18,6 +18,7 @@ LABELS = {
     "4": "recurrent, 4 steps",
     "full": "full recurrence",
 }
+CHANCE = 0.5  # a probe tells two values apart
 TITLES = {"completion": "Completion tracking", "memory": "Delayed memory"}
 SUFFIXES = (".png", ".svg")
 
@@ -116,7 +117,7 @@ def _lowest(settings: Sequence[dict[str, Any]]) -> float:
 
 
 def _chance(axes: Any, low: float) -> None:
-    axes.axhline(0.5, color="#8a8a8a", linewidth=1, linestyle=":")
+    draw_chance(axes, CHANCE)
     axes.set_ylim(low, 1.04)
 
 

@@ -15,10 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fullband.config import parse
 from fullband.plots.curves import Curve, compute_at, read_curves
-from fullband.plots.markers import run_style
-from fullband.plots.numbers import drawn
 from fullband.plots.run_data import data_of_run, differing_data
-from fullband.plots.style import LIGHT, colour_key, figure, reading_label
+from fullband.plots.steps import Steps, steps_of
 from fullband.train.metrics import METRICS, read_metrics
 
 
@@ -64,6 +62,7 @@ class RunRecord:
     last: dict[str, Any]
     switch_on_step: int | None
     data: dict[str, str] = field(default_factory=dict)
+    steps: Steps = field(default_factory=Steps)
 
     def at(self, compute: float) -> Evaluation | None:
         """The last evaluation that cost no more than `compute` (and half a step of rounding)."""
@@ -78,6 +77,7 @@ class RunRecord:
             "steps": self.last["step"] + 1,
             **{key: self.last[key] for key in keys},
             "switch_on_step": self.switch_on_step,
+            "held_out_crossover_step": held_out_crossover(self.evaluations),
             "training_loss": training,
             "evaluations": [vars(e) for e in self.evaluations],
         }
@@ -106,7 +106,8 @@ def read_run(folder: Path) -> RunRecord:
             tokens = steps[-1]["tokens"] * (entry["step"] + 1) / (steps[-1]["step"] + 1)
             evaluations.append(Evaluation(entry["step"], compute, tokens, entry["validation"]))
     logged = next((entry["step"] for entry in steps if entry["passes"] > 1), None)
-    return RunRecord(folder.resolve().name, curves, evaluations, steps[-1], steps[-1].get("switch_on_step", logged), data_of_run(folder))
+    switched = steps[-1].get("switch_on_step", logged)
+    return RunRecord(folder.resolve().name, curves, evaluations, steps[-1], switched, data_of_run(folder), steps_of(entries))
 
 
 def _check_entry(path: Path, entry: dict[str, Any]) -> None:
@@ -143,30 +144,22 @@ def differing_of(runs: Sequence[RunRecord]) -> list[str]:
     return differing_data(unique)
 
 
-def plot_runs(runs: Sequence[RunRecord], paths: Sequence[Path]) -> None:
-    """Held-out loss by feedback passes over token-equivalent compute, with the smoothed training loss of each pass behind it. Colours are
-    the feedback passes'; dashes and markers tell the runs apart, MOST_RUNS at most."""
-    with figure(paths, height=4.8) as (_, axes):
-        for number, run in enumerate(runs):
-            style = run_style(number)
-            line = {"linewidth": 0.8, "linestyle": style["linestyle"]}
-            for curve in run.curves:
-                axes.plot([x / 1e6 for x in curve.compute], curve.smooth, color="#9a9a9a", alpha=0.6, **line)
-            for passes in run.evaluations[-1].losses if run.evaluations else ():
-                points = [(e.compute / 1e6, e.losses[passes]) for e in run.evaluations if passes in e.losses]
-                x, y = zip(*points, strict=True)
-                label = f"{run.name}, {_passes_words(passes)}"
-                axes.plot(x, drawn(y), color=LIGHT[colour_key(f"fused-{passes}")], markersize=3.5, label=label, **style)
-            for step, word in ((run.switch_on_step, "feedback on"), (run.last["crossover_step"], "crossover")):
-                at = compute_at(run.curves, step)
-                if at is not None and step:
-                    axes.axvline(at / 1e6, color="#8a8a8a", linewidth=1, linestyle=":")
-                    axes.annotate(word, (at / 1e6, 1), xycoords=("data", "axes fraction"), fontsize=8, va="top", color="#5f5f5f")
-        axes.set(xlabel="token-equivalent compute, millions (tokens × passes)", ylabel="loss, nats a token")
-        axes.set_xlim(left=0)
-        axes.set_title("Held-out loss by feedback passes (grey: training loss)")
-        axes.legend(fontsize=8)
+def held_out_crossover(evaluations: Sequence[Evaluation]) -> int | None:
+    """The step of the first evaluation from which on held-out loss with feedback passes, at its best number of them, stayed below that
+    without; None if it does not end below, or was never evaluated both ways."""
+    found = None
+    for evaluation in reversed(evaluations):
+        if is_both_ways(evaluation):
+            if not min(_fed(evaluation)) < evaluation.losses["0"]:
+                return found
+            found = evaluation.step
+    return found
 
 
-def _passes_words(passes: str) -> str:
-    return reading_label(f"fused-{passes}").removeprefix("full-band, ") if passes.isdecimal() else passes
+def is_both_ways(evaluation: Evaluation) -> bool:
+    """Whether it says a loss with feedback passes and one without."""
+    return "0" in evaluation.losses and bool(_fed(evaluation))
+
+
+def _fed(evaluation: Evaluation) -> list[float]:
+    return [loss for passes, loss in evaluation.losses.items() if passes != "0"]

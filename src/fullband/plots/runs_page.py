@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from fullband.plots.chart import SCRIPT, STYLE
 from fullband.plots.markers import MOST_RUNS
 from fullband.plots.page import stylesheet
-from fullband.plots.runs import RunRecord, compare, plot_runs
+from fullband.plots.runs import RunRecord, compare, held_out_crossover, is_both_ways
+from fullband.plots.runs_charts import runs_charts
 
 TEMPLATE = Path(__file__).with_name("runs_page.html")
 
@@ -21,12 +22,14 @@ def page(runs: Sequence[RunRecord]) -> str:
     found = compare(runs)
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         stylesheet=stylesheet(),
+        chart_style=STYLE.read_text(encoding="utf-8"),
+        chart_script=SCRIPT.read_text(encoding="utf-8"),
         headline=escape(" and ".join(run.name for run in runs)),
         differing=_differing(found["differing_data"]),
-        picture="\n".join(_picture(runs[first : first + MOST_RUNS]) for first in range(0, len(runs), MOST_RUNS)),
+        charts="\n".join(runs_charts(runs[first : first + MOST_RUNS]) for first in range(0, len(runs), MOST_RUNS)),
         equal=f"{found['equal_compute'] / 1e6:.2f} million",
         at_equal=_rows(_at_equal(run) for run in found["runs"]),
-        milestones=_rows(_milestones(run) for run in found["runs"]),
+        milestones=_rows(_milestones(run, held_out_words(record)) for run, record in zip(found["runs"], runs, strict=True)),
         evaluations=_rows(_evaluation(run["name"], e) for run in found["runs"] for e in run["evaluations"]),
     )
 
@@ -43,20 +46,12 @@ def losses(by_passes: dict[str, float]) -> str:
     return ", ".join(f"{passes}: {loss:.4f}" for passes, loss in by_passes.items())
 
 
-def _picture(runs: Sequence[RunRecord]) -> str:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "runs.svg"
-        plot_runs(runs, [path])
-        svg = path.read_text(encoding="utf-8")
-    return svg[svg.index("<svg") :]
-
-
 def _at_equal(run: dict[str, Any]) -> list[str]:
     at_compute, at_tokens = (run[key] for key in ("at_equal_compute", "at_equal_tokens"))
     return [run["name"], *(losses(e["losses"]) if e else "not evaluated until then" for e in (at_compute, at_tokens))]
 
 
-def _milestones(run: dict[str, Any]) -> list[str]:
+def _milestones(run: dict[str, Any], held_out: str) -> list[str]:
     shock, on, crossover = run["switch_on_shock"], run["switch_on_step"], run["crossover_step"]
     return [
         run["name"],
@@ -67,22 +62,17 @@ def _milestones(run: dict[str, Any]) -> list[str]:
         "never" if on is None else str(on),
         "-" if shock is None else f"{shock:+.3f}",
         "-" if on is None else "not yet" if crossover is None else str(crossover),
-        "-" if on is None else held_out_crossover(run["evaluations"]),
+        "-" if on is None else held_out,
         losses({key.removeprefix("pass_"): value for key, value in run["training_loss"].items()}),
     ]
 
 
-def held_out_crossover(evaluations: Sequence[dict[str, Any]]) -> str:
-    """The step of the first evaluation from which on held-out loss with feedback passes, at its best number of them, stayed below plain."""
-    found = "not evaluated"
-    for evaluation in reversed(evaluations):
-        fed = [loss for passes, loss in evaluation["losses"].items() if passes != "0"]
-        if not fed or "0" not in evaluation["losses"]:
-            continue
-        if not min(fed) < evaluation["losses"]["0"]:
-            return "not yet" if found == "not evaluated" else found
-        found = str(evaluation["step"] + 1)
-    return found
+def held_out_words(run: RunRecord) -> str:
+    """Steps until feedback paid on held-out loss, as `held_out_crossover` finds them."""
+    if not any(is_both_ways(evaluation) for evaluation in run.evaluations):
+        return "not evaluated"
+    step = held_out_crossover(run.evaluations)
+    return "not yet" if step is None else str(step + 1)
 
 
 def _evaluation(name: str, evaluation: dict[str, Any]) -> list[str]:

@@ -2,7 +2,8 @@
 
 The ways of reading form a scale: the standard model grey, feedback passes from light to dark blue (Fig. 4's axis), exact reading
 orange. What is measured of one model at several places has colours of its own: whole rows brown, the wavefront green, positions past it
-the dark blue of deep passes. Line styles repeat what colours say.
+the dark blue of deep passes. Runs side by side have a colour each (`run-1` to `run-8`). Line styles repeat what colours say. Every colour
+stands out from its paper by 3 : 1 at least, as WCAG 2 asks of graphics.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from fullband.files import write_bytes
 
 LIGHT = {
     "standard": "#6b6b6b",
-    "fused-0": "#8dbde0",
-    "fused-1": "#66a5d4",
-    "fused-2": "#448cc4",
-    "fused-4": "#2870ad",
+    "fused-0": "#5a98cd",
+    "fused-1": "#4186c0",
+    "fused-2": "#2f75b3",
+    "fused-4": "#2164a2",
     "fused-8": "#15528a",
     "fused-16": "#0b3566",
     "exact": "#d55e00",
@@ -29,8 +30,8 @@ LIGHT = {
 }
 DARK = {
     "standard": "#a9a9a9",
-    "fused-0": "#33608c",
-    "fused-1": "#4078ac",
+    "fused-0": "#3a6a9a",
+    "fused-1": "#4580b6",
     "fused-2": "#5591c9",
     "fused-4": "#78addf",
     "fused-8": "#a3cbf0",
@@ -38,6 +39,26 @@ DARK = {
     "exact": "#ff9d52",
     "rows": "#c9a96a",
     "front": "#4fd0a5",
+}
+RUN_LIGHT = {
+    "run-1": "#1f6fb4",
+    "run-2": "#c8501e",
+    "run-3": "#0b7d5a",
+    "run-4": "#8a4fb0",
+    "run-5": "#9a7200",
+    "run-6": "#c0397f",
+    "run-7": "#0e8a9a",
+    "run-8": "#4d545c",
+}
+RUN_DARK = {
+    "run-1": "#6cb4f0",
+    "run-2": "#ff9166",
+    "run-3": "#45cf9f",
+    "run-4": "#c79bf0",
+    "run-5": "#e0b93c",
+    "run-6": "#f587bd",
+    "run-7": "#4fd0dd",
+    "run-8": "#c3cad3",
 }
 PASS_KEYS = {1: "fused-1", 2: "fused-4", 3: "fused-16"}  # training curves use the same scale: deeper is darker
 DASHES = {"standard": "6 4", "fused-0": "1.5 3.5", "rows": "6 4", "front": "9 3 2 3"}
@@ -60,10 +81,17 @@ def reading_label(name: str) -> str:
 
 
 @contextmanager
-def figure(paths: Sequence[Path], width: float = 7.2, height: float = 4.2, rows: int = 1, columns: int = 1) -> Iterator[tuple[Any, Any]]:
+def figure(
+    paths: Sequence[Path],
+    width: float = 7.2,
+    height: float = 4.2,
+    rows: int = 1,
+    columns: int = 1,
+    heights: Sequence[float] | None = None,
+) -> Iterator[tuple[Any, Any]]:
     """A (figure, axes) in this style, saved to `paths` (the suffix says how) when the block ends. Touches no global state.
 
-    With more rows or columns than one, the axes are an array of panels [rows, columns].
+    With more rows or columns than one, the axes are an array of panels [rows, columns]; `heights` are the rows' shares.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -89,12 +117,22 @@ def figure(paths: Sequence[Path], width: float = 7.2, height: float = 4.2, rows:
     with matplotlib.rc_context(settings):
         drawing = Figure(figsize=(width, height), dpi=160, layout="constrained")
         FigureCanvasAgg(drawing)
-        yield drawing, drawing.subplots(1, columns) if rows == columns == 1 else drawing.subplots(rows, columns, squeeze=False)
+        yield (
+            drawing,
+            drawing.subplots(1, columns) if rows == columns == 1 else drawing.subplots(rows, columns, squeeze=False, height_ratios=heights),
+        )
         for path in paths:
             kind = path.suffix.removeprefix(".")
             picture = BytesIO()
             drawing.savefig(picture, format=kind, metadata={"Date": None} if kind == "svg" else None)
             write_bytes(path, picture.getvalue())
+
+
+def draw_chance(axes: Any, chance: float | None, *, upright: bool = False) -> None:
+    """A dotted line at the accuracy of guessing, named in the legend; `upright` where accuracy runs along the x axis. None = not known."""
+    if chance is not None:
+        draw = axes.axvline if upright else axes.axhline
+        draw(chance, color="#6b6b6b", linewidth=1.1, linestyle=":", zorder=1, label="chance")
 
 
 def dash(name: str) -> Any:

@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from fullband.plots.chart import SCRIPT, STYLE, Axis, Line, Mark, line_chart
-from fullband.plots.curves import Curve, curves_chart
+from fullband.plots.curves import Curve, curves_chart, steps_by_label
 from fullband.plots.page import stylesheet
+from fullband.plots.steps import Steps, steps_charts
 from fullband.plots.style import reading_label
 from fullband.quickstart import prose
 from fullband.quickstart.recipes import POSITIONS
@@ -24,8 +25,8 @@ HEADLINE_POSITION = 32
 HEADLINE_READINGS = ("exact", "fused-16", "fused-1", "standard")
 
 
-def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]]) -> str:
-    """The page for a result (`result.json`) and the training curves of its two models."""
+def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]], steps: Mapping[str, Steps]) -> str:
+    """The page for a result (`result.json`), and the training curves and logged steps of its two models."""
     task, recipe = result["task"], result["recipe"]
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         stylesheet=stylesheet(),
@@ -46,6 +47,7 @@ def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]]) -> 
         accuracy_table=accuracy_table(result),
         chance=f"{result['chance']:.3f}".rstrip("0"),
         curves_chart=curves_chart(curves, result["milestones"]),
+        steps_charts=steps_charts(steps_by_label(steps)),
         chance_loss=f"{math.log(1 / result['chance']):.2f}",
         milestones=prose.milestones(result["milestones"]),
         compute_text=prose.compute(result),

@@ -78,12 +78,14 @@ def write_pictures(output: Path, result: dict[str, Any]) -> None:
     """accuracy.png and .svg, curves.png and report.html, from result.json and the run folders."""
     from fullband.plots.accuracy import plot_accuracy
     from fullband.plots.curves import plot_curves, read_curves
+    from fullband.plots.steps import read_steps
     from fullband.quickstart.report import report
 
     curves = {name: read_curves(output / name) for name in RUN_FOLDERS}
+    steps = {name: read_steps(output / name) for name in RUN_FOLDERS}
     plot_accuracy(result, [output / "accuracy.png", output / "accuracy.svg"])
-    plot_curves(curves, [output / "curves.png"], result["milestones"])
-    write_bytes(output / "report.html", report(result, curves).encode())
+    plot_curves(curves, [output / "curves.png"], result["milestones"], steps)
+    write_bytes(output / "report.html", report(result, curves, steps).encode())
 
 
 def clear(output: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fullband.evaluate.harness.choice import check_metrics, requests_of, score_benchmark
+from fullband.evaluate.harness.choice import chance_of, check_metrics, requests_of, score_benchmark
 from fullband.evaluate.harness.definitions import PAPER_TASKS, SUITES, expand
 from fullband.evaluate.harness.model import FullBandLM
 from fullband.evaluate.harness.summary import mean_of_tasks, summarize_task
@@ -136,3 +138,45 @@ def test_summaries_by_hand() -> None:
     assert mean["differences"][0]["difference"]["value"] == 0.25
     with pytest.raises(ValueError, match="the baseline read other documents"):
         summarize_task(documents, "acc", [document(i, **{"0": 1.0}) for i in (0, 1, 2, 4)])
+
+
+class Choices:
+    """A task of lm-eval's kind: accuracy, and how much of the likelihood the right choices have."""
+
+    OUTPUT_TYPE = "multiple_choice"
+
+    def doc_to_choice(self, doc: dict[str, Any]) -> list[str]:
+        return list(doc["choices"])
+
+    def aggregation(self) -> dict[str, Any]:
+        def mean(values: list[float]) -> float:
+            return sum(values) / len(values)
+
+        return {"acc": mean, "mass": mean, "perplexity": math.exp}
+
+    def process_results(self, doc: dict[str, Any], answers: list[tuple[float, bool]]) -> dict[str, float]:
+        likely = [math.exp(value) for value, _ in answers]
+        best = max(range(len(answers)), key=lambda choice: answers[choice][0] / len(doc["choices"][choice]))
+        right = doc["right"]
+        return {"acc": float(best in right[:1]), "mass": sum(likely[i] for i in right) / sum(likely), "perplexity": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("choices", "right", "acc", "mass"), [(["a", "bb"], [1], 0.5, 0.5), (["a", "b", "ccc", "d", "e"], [2, 0], 0.2, 0.4)]
+)
+def test_chance_is_what_a_guess_among_the_choices_scores(choices: list[str], right: list[int], acc: float, mass: float) -> None:
+    own = [SimpleNamespace(doc={"choices": choices, "right": right}) for _ in choices]
+    assert chance_of(Choices(), own) == pytest.approx({"acc": acc, "mass": mass})
+    assert chance_of(Choices(), own[1:]) is None, "requests that are not one for each choice"
+    generating = Choices()
+    generating.OUTPUT_TYPE = "generate_until"
+    assert chance_of(generating, own[:1]) is None
+
+
+def test_the_chance_of_mixed_numbers_of_choices_is_the_mean() -> None:
+    """None where a document or a task does not know it."""
+    known = [document(0, **{"0": 1.0}) | {"chance": {"acc": 0.25}}, document(1, **{"0": 0.0}) | {"chance": {"acc": 0.5}}]
+    found, unknown = summarize_task(known, "acc"), summarize_task([known[0], document(1, **{"0": 0.0})], "acc")
+    assert found["chance"] == 0.375 and unknown["chance"] is None
+    half = found | {"chance": 0.5}
+    assert mean_of_tasks([found, half])["chance"] == 0.4375 and mean_of_tasks([found, unknown])["chance"] is None

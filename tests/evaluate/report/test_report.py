@@ -18,7 +18,7 @@ from fullband.evaluate.report.markdown import answer_text, markdown
 from fullband.evaluate.report.results import build_results, write_results
 from fullband.evaluate.report.tables import PAPER, score, tables_of
 from fullband.evaluate.run import Journals
-from fullband.plots.evaluation import plot_evaluation
+from fullband.plots.evaluation import plot_evaluation, plot_passes
 from fullband.plots.evaluation_page import page
 
 MODEL = {"name": "models/mine", "parameters": 1000, "weights": "0" * 64, "dtype": "float32", "device": "cpu", "plain": False}
@@ -235,3 +235,36 @@ def test_scores_as_text() -> None:
     assert score({"value": 1.0, "error": None}) == score({"value": 1.0, "error": float("nan")}) == "100.0"
     assert score(None) == score({"value": None, "error": None}) == "-"
     assert [task.label for task in TASKS.values()] == ["GSM8K", "MATH-500", "HumanEval", "MBPP"]
+
+
+def test_chance_is_drawn_where_every_task_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In percent of the axis, as a dotted line that the legend names."""
+    write_run(tmp_path, 12)
+    results = write_results(tmp_path)
+    assert results["mean"]["chance"] is None, "these documents are of a version that did not note it"
+    levels: list[Any] = []
+    monkeypatch.setattr("fullband.plots.evaluation.draw_chance", lambda axes, chance: levels.append(chance))
+    for chance in (None, 0.375):
+        results["mean"]["chance"] = chance
+        plot_passes(results, tmp_path / "figure.svg")
+    del results["mean"]["chance"]
+    plot_passes(results, tmp_path / "figure.svg")
+    assert levels == [None, 37.5, None]
+
+
+def test_pages_scroll_what_is_wide_in_its_own_box(tmp_path: Path) -> None:
+    """Tables and pictures in theirs; words without a space, such as hashes and paths, break."""
+    write_run(tmp_path, 3)
+    text = page(write_results(tmp_path))
+    assert text.count("<table>") == text.count('<div class="scroll"><table>') > 0
+    assert re.search(r"figure \{[^}]*overflow-x: auto", text) and "max-width: 100%" not in text, (
+        "pictures keep their own size: their words stay readable"
+    )
+    assert re.search(r"[^{}]*\bli\b[^{}]*\{[^}]*overflow-wrap: anywhere", text)
+
+
+def test_programs_are_asked_for_in_a_fixed_width_face() -> None:
+    folder = next(folder for folder in PUBLISHED if folder.name == "smollm2-humaneval")
+    text = page(json.loads((folder / "results.json").read_text(encoding="utf-8")))
+    assert 'class="question code"' in text and 'class="text code"' in text and 'class="question"' not in text
+    assert re.search(r"\.question\.code \{ font-family: ui-monospace", text)

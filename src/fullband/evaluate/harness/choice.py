@@ -15,6 +15,8 @@ from fullband.evaluate.harness.tasks import FEW_SHOT_SEED, Benchmark, first_line
 
 PREFERRED = ("acc_norm", "acc", "exact_match")  # the metric a table shows: length-normalised accuracy where the task has it
 
+UNLIKELY = -1e6  # nats: a choice that is out of the question, by character or by token too
+
 
 @dataclass(frozen=True)
 class DocumentScore:
@@ -22,15 +24,18 @@ class DocumentScore:
 
     task, document  the lm-eval task and the number of the document in it
     prompt_hash     of all texts the model was given
+    chance          its metrics for a guess among its choices; None where it has none to choose from
     """
 
     task: str
     document: int
     prompt_hash: str
     scores: dict[str, dict[str, float]]
+    chance: dict[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"task": self.task, "document": self.document, "prompt_hash": self.prompt_hash, "scores": self.scores}
+        known = {} if self.chance is None else {"chance": self.chance}
+        return {"task": self.task, "document": self.document, "prompt_hash": self.prompt_hash, "scores": self.scores} | known
 
 
 def requests_of(benchmark: Benchmark, limit: int | None = None, shard: tuple[int, int] = (0, 1), lm: Any = None) -> dict[str, list[Any]]:
@@ -102,7 +107,7 @@ def score_benchmark(
                 instance.filtered_resps = {}
             part.apply_filters()
             for document, own in _by_document(instances).items():
-                entry = found.setdefault((task, document), DocumentScore(task, document, _prompt_hash(own), {}))
+                entry = found.setdefault((task, document), DocumentScore(task, document, _prompt_hash(own), {}, chance_of(part, own)))
                 entry.scores[lm.mode.name if generates else str(reading)] = _metrics(part, own)
     return list(found.values())
 
@@ -124,6 +129,16 @@ def _metrics(part: Any, own: list[Any]) -> dict[str, float]:
                 if len(own[0].filtered_resps) > 1:
                     found[f"{metric},{filter_name}"] = float(value)
     return found
+
+
+def chance_of(part: Any, own: list[Any]) -> dict[str, float] | None:
+    """The metrics of a document for a guess: their mean over which of its choices the model likes best, all others being out of the
+    question. One over the choices where one of them is right; the share of right ones where the metric is the likelihood of these."""
+    if part.OUTPUT_TYPE != "multiple_choice" or len(part.doc_to_choice(own[0].doc)) != len(own):
+        return None  # some metrics ask for the choices' likelihoods without the question, too
+    likes = [[(0.0 if choice == best else UNLIKELY, choice == best) for choice in range(len(own))] for best in range(len(own))]
+    guesses = [part.process_results(own[0].doc, answers) for answers in likes]
+    return {metric: sum(float(found[metric]) for found in guesses) / len(guesses) for metric in guesses[0] if metric in _means(part)}
 
 
 def _prompt_hash(own: list[Any]) -> str:

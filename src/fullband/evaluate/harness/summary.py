@@ -19,6 +19,7 @@ def summarize_task(
     readings     value and error of every metric; Wilson's interval where each document is right or wrong
     differences  of each reading to the plain one (the first, if that was not asked), and of this one to the baseline, paired by
                  document; McNemar where there is right and wrong
+    chance       the metric's value for guessing, over the same documents; None where it is not known
 
     Raises ValueError if the baseline read other documents or prompts.
     """
@@ -26,6 +27,8 @@ def summarize_task(
     readings = {name: _reading([document["scores"][name] for document in documents], metric) for name in names}
     shown = {name: [document["scores"][name][metric] for document in documents] for name in names}
     found: dict[str, Any] = {"documents": len(documents), "metric": metric, "readings": readings}
+    guesses = [document["chance"][metric] if "chance" in document else None for document in documents]
+    found["chance"] = mean_chance(guesses)
     plain = "0" if "0" in names else names[0]
     found["differences"] = [_difference(plain, shown[plain], name, shown[name]) for name in names if name != plain]
     if baseline is not None:
@@ -37,6 +40,12 @@ def summarize_task(
         found["baseline"] = _reading([document["scores"][reading] for document in baseline], metric)
         found["differences"].append(_difference("baseline", own, plain, shown[plain]))
     return found
+
+
+def mean_chance(parts: Sequence[float | None]) -> float | None:
+    """None if any is not known: a level over others would be of something else."""
+    known = [part for part in parts if part is not None]
+    return sum(known) / len(known) if known and len(known) == len(parts) else None
 
 
 def _reading(scores: Sequence[Mapping[str, float]], metric: str) -> dict[str, Any]:
@@ -65,6 +74,7 @@ def mean_of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     names = list(tasks[0]["readings"])
     found: dict[str, Any] = {"readings": {name: _mean([task["readings"][name] for task in tasks]) for name in names}}
+    found["chance"] = mean_chance([task.get("chance") for task in tasks])
     if all("baseline" in task for task in tasks):
         found["baseline"] = _mean([task["baseline"] for task in tasks])
     found["differences"] = [

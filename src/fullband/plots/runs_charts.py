@@ -1,0 +1,69 @@
+"""The pictures of the runs page: held-out loss with training behind it and what is marked there, gradient norms, learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fullband.plots.chart import Line, Mark, line_chart, near_axis
+from fullband.plots.curves import ROOM, compute_at
+from fullband.plots.markers import RUN_MARKERS, passes_dashes, run_key
+from fullband.plots.runs import RunRecord, held_out_crossover
+from fullband.plots.steps import compute_axis, millions, steps_charts
+from fullband.plots.style import reading_label
+
+MOST_LABELS = 6  # of marks in one picture; with more, the table alone says which is which
+
+
+def runs_charts(runs: Sequence[RunRecord]) -> str:
+    """Of MOST_RUNS runs at most: each has its own colour and marker, dashes tell the numbers of feedback passes apart."""
+    names = label_of(runs)
+    steps = {name: (run_key(number), run.steps) for number, (name, run) in enumerate(zip(names, runs, strict=True))}
+    return loss_chart(runs) + steps_charts(steps)
+
+
+def label_of(runs: Sequence[RunRecord]) -> list[str]:
+    """Their names, numbered where two have the same."""
+    names = [run.name for run in runs]
+    return [f"{name} {n}" if names.count(name) > 1 else name for n, name in enumerate(names, start=1)]
+
+
+def loss_chart(runs: Sequence[RunRecord]) -> str:
+    """Held-out loss by feedback passes over token-equivalent compute; faintly, the smoothed training loss of each pass."""
+    names = label_of(runs)
+    dashes = passes_dashes(list(dict.fromkeys(passes for run in runs for e in run.evaluations for passes in e.losses)))
+    lines = []
+    for number, (name, run) in enumerate(zip(names, runs, strict=True)):
+        for passes in dict.fromkeys(passes for e in run.evaluations for passes in e.losses):
+            held = [e for e in run.evaluations if passes in e.losses]
+            label = f"{name}, {passes_words(passes)}"
+            x, y = millions([e.compute for e in held]), [e.losses[passes] for e in held]
+            lines.append(Line(run_key(number), label, x, y, dash=dashes[passes], marker=RUN_MARKERS[number]))
+    behind = [
+        Line(run_key(number), name, millions(curve.compute), curve.smooth)
+        for number, (name, run) in enumerate(zip(names, runs, strict=True))
+        for curve in run.curves
+    ]
+    lines, behind = (lines, behind) if lines else (behind, [])  # runs that were never evaluated: the training loss alone
+    marks = marks_of(runs)
+    x = compute_axis([*lines, *behind], [mark.x for mark in marks if mark.x is not None])
+    y = near_axis("loss, nats a token", [value for line in (*lines, *behind) for value in line.y], above=ROOM)
+    return line_chart("Held-out loss by feedback passes", lines, marks, x, y, behind)
+
+
+def marks_of(runs: Sequence[RunRecord]) -> list[Mark]:
+    """Where feedback was switched on, where the training loss crossed over, and from where on it paid on held-out loss."""
+    found = []
+    for number, (name, run) in enumerate(zip(label_of(runs), runs, strict=True)):
+        places = (
+            ("feedback on", run.switch_on_step or None),  # from the first step on there is nothing to mark
+            ("crossover in training", run.last["crossover_step"]),
+            ("crossover held out", held_out_crossover(run.evaluations)),
+        )
+        of_run = "" if len(runs) == 1 else f", {name}"
+        found += [(at, word + of_run, run_key(number)) for word, step in places if (at := compute_at(run.curves, step)) is not None]
+    named = len(found) <= MOST_LABELS
+    return [Mark(label if named else "", x=at / 1e6, row=row, key=key) for row, (at, label, key) in enumerate(found)]
+
+
+def passes_words(passes: str) -> str:
+    return reading_label(f"fused-{passes}").removeprefix("full-band, ") if passes.isdecimal() else passes
