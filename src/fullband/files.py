@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-MANIFEST, LOCK = "manifest.json", ".lock"
+MANIFEST, LOCK, TRAINING = "manifest.json", ".lock", "training.json"
 
 
 @contextmanager
@@ -137,22 +137,23 @@ def write_manifest(folder: Path, names: list[str]) -> None:
 
 
 def verify_manifest(folder: Path) -> None:
-    """Raises ValueError naming the first file that differs from the folder's manifest, and weights that the manifest does not list.
+    """Raises ValueError naming the first file that differs from the folder's manifest, and weights or training state that it does not list.
 
     A model folder without a manifest passes, as other libraries write none; a checkpoint of a run (it has a training.json) does not.
     """
     path = folder / MANIFEST
     if not path.is_file():
-        if (folder / "training.json").is_file():
+        if (folder / TRAINING).is_file():
             raise ValueError(f"{path}: missing: nothing tells whether the checkpoint is whole")
         return
     try:
         recorded = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: damaged ({error})") from None
-    for weights in sorted(folder.glob("model*.safetensors")):
-        if weights.name not in recorded:
-            raise ValueError(f"{path}: damaged: it does not list {weights.name}")
+    of_a_run = sorted(name for name in ("optimizer.safetensors", TRAINING) if (folder / TRAINING).is_file())
+    for name in (*sorted(weights.name for weights in folder.glob("model*.safetensors")), *of_a_run):
+        if name not in recorded:
+            raise ValueError(f"{path}: damaged: it does not list {name}")
     for name, expected in recorded.items():
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name}: missing, but listed in {MANIFEST}")

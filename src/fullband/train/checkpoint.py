@@ -22,12 +22,12 @@ from typing import Any
 from torch import Tensor
 
 from fullband.data.loader import Loader
-from fullband.files import MANIFEST, sync_folder, verify_manifest, write_json, write_manifest, write_tensors
+from fullband.files import MANIFEST, TRAINING, check_place, sync_folder, verify_manifest, write_json, write_manifest, write_tensors
 from fullband.loading import LoadedModel
-from fullband.run_folder import LAST, newest_checkpoint, read_pointer, whole_checkpoints
+from fullband.run_folder import LAST, NAME, checkpoints_in, named_checkpoint, newest_checkpoint, read_pointer, step_of, whole_checkpoints
 from fullband.train.models import save_model
 
-OPTIMIZER, TRAINING, BEST = "optimizer.safetensors", "training.json", "best.json"
+OPTIMIZER, BEST = "optimizer.safetensors", "best.json"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Checkpoints:
         """
         place = self.folder / checkpoint_name(step)
         partial = self.folder / f".{place.name}.partial"
-        last = self._named()
+        last = named_checkpoint(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if last != place:
@@ -81,6 +81,14 @@ class Checkpoints:
         self.prune(place, best, keep)
         return place
 
+    def make(self) -> None:
+        """Make the folder, before the work that it is for. Raises ValueError naming it if it cannot be written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"{self.folder}: cannot be written ({error.strerror})") from None
+        check_place(self.folder)
+
     def last(self) -> Path | None:
         """The checkpoint to resume from, or None. Raises ValueError if there are some, and none is whole."""
         return newest_checkpoint(self.folder)
@@ -96,7 +104,7 @@ class Checkpoints:
         if pointer.get("checkpoint") == checkpoint.name:
             return _best_of(pointer.get("best")), bool(pointer.get("pending"))
         best = _best_of(read_pointer(self.folder / BEST))  # last.json is lost
-        return (best if best and best["checkpoint"] < checkpoint.name else None), True
+        return (best if best and step_of(Path(best["checkpoint"])) < step_of(checkpoint) else None), True
 
     def read_training(self, checkpoint: Path) -> dict[str, Any]:
         """training.json of a checkpoint, all of whose files are checked first.
@@ -107,19 +115,14 @@ class Checkpoints:
             verify_manifest(checkpoint)
             return _read_training(checkpoint / TRAINING)
         except ValueError as error:
-            whole = next((other for other in whole_checkpoints(self.folder) if other != checkpoint), None)
+            whole = next((other for other in whole_checkpoints(self.folder) if other.name != checkpoint.name), None)
             offer = f"; {whole.name} is whole: to go on from it, remove {checkpoint} and resume" if whole else ""
             raise ValueError(f"{error}{offer}") from None
 
-    def _named(self) -> Path | None:
-        """The checkpoint that last.json names, if it is there."""
-        place = self.folder / str(read_pointer(self.folder / LAST).get("checkpoint") or "nothing")
-        return place if place.is_dir() else None
-
     def prune(self, last: Path, best: dict[str, Any] | None, keep: int) -> None:
         """Delete all but the newest `keep` up to `last`, and the best. A newer one is what a kill left of a save."""
-        complete = sorted(p for p in self.folder.glob("step-*") if p.is_dir())  # names sort by step
-        newest = [p for p in complete if p.name <= last.name][-keep:]
+        complete = checkpoints_in(self.folder)
+        newest = [p for p in complete if step_of(p) <= step_of(last)][-keep:]
         for old in complete:
             if old not in newest and not (best and old.name == best["checkpoint"]):
                 with suppress(OSError):  # the next save tries again
@@ -153,7 +156,7 @@ def _read_training(path: Path) -> dict[str, Any]:
 
 def _best_of(raw: Any) -> dict[str, Any] | None:
     """{"checkpoint": name, "validation_loss": nats}, or None where that is not what was recorded."""
-    if not isinstance(raw, dict) or not isinstance(raw.get("checkpoint"), str) or not isinstance(raw.get("validation_loss"), float):
+    if not isinstance(raw, dict) or not NAME.fullmatch(str(raw.get("checkpoint"))) or not isinstance(raw.get("validation_loss"), float):
         return None
     return raw
 

@@ -53,6 +53,8 @@ def _check_shuffled(recipe: Recipe, held_out: list[Batch]) -> None:
 
 def check_run_folder(folder: Path) -> None:
     """Raises ValueError if a run's files can't be written there."""
+    if "\0" in str(folder):
+        raise ValueError("output: a name can't hold the character NUL")
     for part in folder.parts:
         if len(os.fsencode(part)) > LONGEST_NAME:
             raise ValueError(f"{part[:40]}…: a name of {len(os.fsencode(part))} bytes; file systems take {LONGEST_NAME}")

@@ -115,7 +115,7 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
                 validation = evaluate(run, held_out, passes, trackers, watcher)
             if run.pending and held_out and validation_due(run):  # a kill came between the save and the validation of its step
                 validation = evaluate(run, held_out, passes_to_evaluate(run), trackers, watcher)
-                run.validated(lowest(validation))
+                run.validated(lowest(validation)) if save_due(run) else run.save()
             while run.step < config.steps and not stop:
                 with run.kept():
                     # 1. Look whether the states settle, if the schedule adapts to that.
@@ -141,16 +141,15 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
                 run.executed_positions += report.executed_positions
 
                 # 4. Log; save, so that nothing a validation does can lose the run; validate.
-                last_step = run.step == config.steps
+                evaluate_now, save_now = bool(held_out) and validation_due(run), save_due(run)
                 values = step_values(run, report) | settling
                 values["tokens_per_second"] = (run.tokens - tokens_before) / (time.perf_counter() - start)
                 if watcher:
                     with suppress(OSError):
                         watcher.stepped(run, values)
-                if run.step % config.log_every == 0 or settling or last_step:
-                    log(trackers, run.step - 1, values)
-                evaluate_now = bool(held_out) and validation_due(run)
-                save_now = run.step % config.checkpoint_every == 0 or last_step
+                if run.step % config.log_every == 0 or settling or run.step == config.steps:
+                    with run.kept(pending=evaluate_now):
+                        log(trackers, run.step - 1, values)
                 if save_now:
                     checkpoint = run.save(pending=evaluate_now)
                 if evaluate_now:
@@ -189,9 +188,9 @@ def evaluate(
     run: Run, held_out: list[Batch], passes: list[FeedbackPasses], trackers: list[Tracker], watcher: Watcher | None
 ) -> dict[str, float]:
     """Held-out losses by feedback passes, logged with the last step that was done."""
-    with run.kept():
+    with run.kept(pending=True):
         losses = validation_losses(run.model, held_out, passes, run.recipe.train.dtype)
-    log(trackers, run.step - 1, {"validation": losses})
+        log(trackers, run.step - 1, {"validation": losses})
     if watcher:
         with suppress(OSError):
             watcher.evaluated(run, losses)
@@ -200,6 +199,10 @@ def evaluate(
 
 def validation_due(run: Run) -> bool:
     return run.step % run.recipe.evaluation.every == 0 or run.step == run.recipe.train.steps
+
+
+def save_due(run: Run) -> bool:
+    return run.step % run.recipe.train.checkpoint_every == 0 or run.step == run.recipe.train.steps
 
 
 def passes_to_evaluate(run: Run) -> list[FeedbackPasses]:

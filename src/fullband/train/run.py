@@ -81,7 +81,14 @@ class Run:
         self.save()
 
     def save(self, pending: bool = False) -> Path:
-        """Write a checkpoint, whose validation is still to come if it is `pending`. See `Checkpoints.save`."""
+        """Write a checkpoint, whose validation is still to come if it is `pending`. See `Checkpoints.save`.
+
+        Raises DivergedError where parameters that are not finite would take the place of good ones.
+        """
+        good = self.checkpoints.last()
+        if good and not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            left = "the update before it left parameters that are not finite"
+            raise DivergedError(f"step {self.step}: {left}; the last good state is {good}")
         training = {
             "step": self.step,
             "tokens": self.tokens,
@@ -96,10 +103,12 @@ class Run:
         return self.checkpoints.save(self.step, self.model, self.loader, optimizer, training, self.best, keep, pending)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self, pending: bool = False) -> Iterator[None]:
         """What fails inside loses nothing that was trained: the state before it is saved, and a ValueError says where.
 
-        For what changes neither parameters nor optimizer: data, gradients, validation.
+        pending   whether the step's validation is then still to come
+
+        For what changes neither parameters nor optimizer: data, gradients, logging, validation.
         """
         before = self.loader.state_dict(), self.schedule.state_dict()
         try:
@@ -109,7 +118,7 @@ class Run:
                 raise
             self.loader.load_state_dict(before[0])
             self.schedule.load_state_dict(before[1], self.step)
-            checkpoint = self.save()
+            checkpoint = self.save(pending)
             if isinstance(error, ValueError):
                 raise ValueError(f"{error}; what was trained until step {self.step} is kept in {checkpoint}") from None
             raise
@@ -117,6 +126,8 @@ class Run:
     def restore(self, checkpoint: Path) -> None:
         """Continue from `checkpoint`. Raises ValueError naming what differs if it belongs to another run, or the file that is damaged."""
         training = self.checkpoints.read_training(checkpoint)
+        if training["step"] > (steps := self.recipe.train.steps):
+            raise ValueError(f"train.steps: the run has done {training['step']} steps ({checkpoint}), the recipe ends after {steps}")
         for what, before in training["identity"].items():
             if change := difference(what, before, self.identity[what], "there", "in the recipe"):
                 raise ValueError(f"{checkpoint}: cannot resume with another {what} ({change})")
@@ -171,7 +182,9 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
         run.restore(last)
         if schedule.switched_on == run.step and run.step:
             run.notices.append(f"feedback is switched on at step {run.step}, where the run resumes; the recipe's switch-on lies before it")
+    _ = run.identity  # now: at the first save, the files of the data may be gone
     write_recipe(recipe, folder)
+    checkpoints.make()
     return run
 
 

@@ -10,7 +10,8 @@ from types import FrameType
 
 
 class StopRequest:
-    """`signal` is the number of the signal that asked, or None. A second Ctrl-C ends the process at once."""
+    """`signal` is the number of the signal that asked, or None. Ctrl-C after any of them ends the process at once; others may come twice: a
+    closed terminal sends SIGHUP and so does its shell, schedulers repeat SIGTERM."""
 
     signal: int | None = None
 
@@ -27,9 +28,9 @@ def stop_signals() -> Iterator[StopRequest]:
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if request:
+        if request and number == signal.SIGINT:
             raise KeyboardInterrupt
-        request.signal = number
+        request.signal = request.signal or number
 
     caught = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]  # Windows knows no SIGHUP
     before = {number: signal.signal(number, ask) for number in caught if signal.getsignal(number) is not signal.SIG_IGN}  # nohup's
