@@ -115,7 +115,10 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
                 validation = evaluate(run, held_out, passes, trackers, watcher)
             if run.pending and held_out and validation_due(run):  # a kill came between the save and the validation of its step
                 validation = evaluate(run, held_out, passes_to_evaluate(run), trackers, watcher)
-                run.validated(lowest(validation)) if save_due(run) else run.save()
+                if save_due(run):
+                    run.validated(lowest(validation))
+                else:
+                    run.save()
             while run.step < config.steps and not stop:
                 with run.kept():
                     # 1. Look whether the states settle, if the schedule adapts to that.
