@@ -94,6 +94,16 @@ def test_law_3_holds_where_the_starts_are_rounded(isometric_model, packed_rows, 
     assert starts == [(int(torch.as_tensor(p).min()) + 1) // rounding * rounding for p in prefixes]
 
 
+@pytest.mark.parametrize("rounding", [1, 3])
+def test_a_mask_that_says_the_first_position_is_fused_counts_it_as_plain(isometric_model, packed_rows, rounding):
+    """Nothing is fed to it. Its loss was left out and its count was not, so feedback seemed to gain what it does not."""
+    model, rows = isometric_model(), packed_rows(PACKED)
+    prefixes, condition = [torch.zeros(rows.tokens.shape, dtype=torch.bool)], Condition(packed=True)
+    fast = evaluate(model, rows, condition, multipass, prefixes, rounding=rounding)
+    assert_same(fast, evaluate(model, rows, condition, multipass_reference, prefixes))
+    assert int(fast[0].passes[1].fused_count) == rows.tokens[:, 1:].numel()
+
+
 @pytest.mark.parametrize("fusion", ["concat", "add", "residual"])
 @pytest.mark.parametrize("control", ["none", "shuffled"])
 def test_law_3_holds_for_every_fusion_and_control(isometric_model, packed_rows, fusion, control):

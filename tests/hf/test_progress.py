@@ -118,12 +118,56 @@ def test_a_run_beyond_its_schedule_is_warned_about():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         step(model, optimizer)
+    with pytest.warns(UserWarning, match=r"trained for 2 steps and config.training_steps is 2"):
+        forward(model)  # a second run in the same process
     trained = copy.deepcopy(model)
     with pytest.warns(UserWarning, match=r"trained for 2 steps and config.training_steps is 2"):
         forward(trained)
     anew = copy.deepcopy(model)
     anew.progress.step.zero_()
     assert step(anew, torch.optim.SGD(anew.parameters(), lr=0.1)) == 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("whole", [True, False], ids=["model and optimizer", "optimizer"])
+def test_going_back_after_a_step_that_was_broken_off_begins_that_step_anew(ahead, whole):
+    """A notebook's interrupt between two accumulated forwards, then the checkpoint again: the prefixes are those of the first try."""
+    model = make(schedule=[{"fraction": 1.0, "passes": {2: 1.0}}])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    expected = [forward(model), forward(model)]
+    optimizer.zero_grad()
+    for _ in range(ahead):
+        step(model, optimizer)
+        forward(model)
+    if not whole:
+        del saved["progress.step"]
+    model.load_state_dict(saved, strict=False)
+    optimizer.load_state_dict(state)
+    assert [forward(model), forward(model)] == expected and expected[0] != expected[1]
+    assert int(model.progress.step) == 1
+
+
+def test_an_optimizer_of_two_models_keeps_the_step_of_each():
+    def pair():
+        models = make(), make()
+        return *models, torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
+
+    first, second, both = pair()
+    step(first, torch.optim.SGD(first.parameters(), lr=0.1))
+    for _ in range(2):
+        forward(first)
+        step(second, both)
+    saved = copy.deepcopy(both.state_dict())
+    first, second, both = pair()
+    both.load_state_dict(saved)
+    forward(first)
+    forward(second)
+    assert (int(first.progress.step), int(second.progress.step)) == (3, 2)
+    step(first, both)
+    both.load_state_dict(saved)
+    assert both.state_dict()["param_groups"] == saved["param_groups"]  # saved again before anything is trained from there
 
 
 def test_lora_resumed_by_trainer_goes_on_where_it_was(tmp_path):

@@ -37,8 +37,10 @@ class PassStates:
     states: Tensor
 
     def fused(self, length: int, device: Any) -> Tensor:
-        """True behind the prefix, or where a mask says so: bool [B or 1, length]."""
-        return ~plain_mask(self.prefix, 0, length, device)
+        """True behind the prefix, or where a mask says so and behind the first position, which nothing is fed to: bool [B or 1, length]."""
+        fused = ~plain_mask(self.prefix, 0, length, device)
+        fused[:, 0] = False
+        return fused
 
 
 @dataclass(frozen=True)
