@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -68,6 +69,16 @@ def test_visible_keys() -> None:
     assert costs.visible_keys(None, [1.0] * 8) == pytest.approx(4.5)
     assert costs.visible_keys(3, [1.0] * 8) == pytest.approx((1 + 2 + 3 * 6) / 8)
     assert costs.visible_keys(3, [0.0] * 7 + [1.0]) == 3
+
+
+def test_a_decoded_token_costs_no_memory_of_its_context() -> None:
+    """The longest context that a recipe takes: a dry run describes it without a list of its positions."""
+    tracemalloc.start()
+    flops = costs.decoding_flops(TRUNKS["paper-1b"], "gated", 2**24)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1e6 and costs.decoding_flops(TRUNKS["paper-1b"], "gated", 2**31).attention > flops.attention
+    assert costs.visible_keys(None, [1.0], first=9) == costs.visible_keys(None, [0.0] * 9 + [1.0]) == 10
 
 
 def test_the_fusion_is_less_than_one_percent_of_a_decoded_token() -> None:

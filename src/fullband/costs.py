@@ -70,7 +70,7 @@ def pass_flops(trunk: TrunkConfig, fusion: FusionName, length: int, fused: bool 
 
 def decoding_flops(trunk: TrunkConfig, fusion: FusionName, context: int, fused: bool = True) -> Flops:
     """Of one decoded token that is the last of `context`."""
-    return _flops(trunk, fusion if fused else None, [0.0] * (context - 1) + [1.0])
+    return _flops(trunk, fusion if fused else None, [1.0], first=context - 1)
 
 
 def fusion_share(trunk: TrunkConfig, fusion: FusionName, context: int) -> float:
@@ -79,21 +79,21 @@ def fusion_share(trunk: TrunkConfig, fusion: FusionName, context: int) -> float:
     return flops.fusion / flops.forward
 
 
-def _flops(trunk: TrunkConfig, fusion: FusionName | None, weight_T: list[float]) -> Flops:
-    """A mean over positions with these weights."""
+def _flops(trunk: TrunkConfig, fusion: FusionName | None, weight_T: list[float], first: int = 0) -> Flops:
+    """A mean over the positions from `first` on, with these weights."""
     parameters = count_parameters(trunk)
     products = 4 * trunk.heads * trunk.head_size  # FLOPs per visible key: scores and the sum over values
     return Flops(
         matrices=2 * (parameters.attention + parameters.head_gates + parameters.glu),
-        attention=sum(products * visible_keys(window, weight_T) * layers for window, layers in layer_kinds(trunk)),
+        attention=sum(products * visible_keys(window, weight_T, first) * layers for window, layers in layer_kinds(trunk)),
         head=2 * trunk.vocab_size * trunk.state_width,
         fusion=2 * FUSION_MATRICES[fusion] * trunk.width**2 if fusion else 0,
     )
 
 
-def visible_keys(window: int | None, weight_T: list[float]) -> float:
-    """Keys a query sees, its own included: the mean over positions with these weights."""
-    seen = sum(weight * min(t + 1, window or t + 1) for t, weight in enumerate(weight_T))
+def visible_keys(window: int | None, weight_T: list[float], first: int = 0) -> float:
+    """Keys a query sees, its own included: the mean over the positions from `first` on, with these weights."""
+    seen = sum(weight * min(t + 1, window or t + 1) for t, weight in enumerate(weight_T, start=first))
     return seen / sum(weight_T)
 
 
