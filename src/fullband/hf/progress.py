@@ -143,9 +143,9 @@ class TrainingProgress(nn.Module):
             self.step += 1
             self.accumulation = -1
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """A model that goes back to a checkpoint is at the beginning of its step."""
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if f"{prefix}step" in state_dict:
             self.accumulation = -1
 
