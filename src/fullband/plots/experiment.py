@@ -27,8 +27,8 @@ def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
     deepest = places[-1] + 1
     lines = -(-len(columns) // ACROSS)
     across = -(-len(columns) // lines)
-    size = {"width": 3.0 + 3.4 * across, "height": 0.7 + (1.2 + 0.2 * deepest) * lines}
-    with figure(paths, **size, rows=lines, columns=across) as (drawing, panels):
+    width, height = 3.0 + 3.4 * across, 0.7 + (1.2 + 0.2 * deepest) * lines
+    with figure(paths, width=width, height=height, rows=lines, columns=across) as (drawing, panels):
         axes_of = [panels] if len(columns) == 1 else list(panels.flat)
         for axes in axes_of[len(columns) :]:
             axes.set_visible(False)

@@ -36,8 +36,8 @@ def loss_chart(runs: Sequence[RunRecord]) -> str:
         for passes in dict.fromkeys(passes for e in run.evaluations for passes in e.losses):
             held = [e for e in run.evaluations if passes in e.losses]
             label = f"{name}, {passes_words(passes)}"
-            x, y = millions([e.compute for e in held]), [e.losses[passes] for e in held]
-            lines.append(Line(run_key(number), label, x, y, dash=dashes[passes], marker=RUN_MARKERS[number]))
+            compute, losses = millions([e.compute for e in held]), [e.losses[passes] for e in held]
+            lines.append(Line(run_key(number), label, compute, losses, dash=dashes[passes], marker=RUN_MARKERS[number]))
     behind = [
         Line(run_key(number), name, millions(curve.compute), curve.smooth)
         for number, (name, run) in enumerate(zip(names, runs, strict=True))
