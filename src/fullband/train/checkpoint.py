@@ -46,10 +46,12 @@ class Checkpoints:
         best: dict[str, Any] | None,
         keep: int,
         pending: bool = False,
+        unlogged: dict[str, Any] | None = None,
     ) -> Path:
         """Write the checkpoint of `step`, point last.json to it and best.json to `best`, delete all but the newest `keep` and the best.
 
-        pending   whether the step's validation is still to come: a run that resumes here begins with it
+        pending    whether the step's validation is still to come: a run that resumes here begins with it
+        unlogged   what could not be logged of the step: a run that resumes here logs it first
 
         The step that last.json points to already is not written again. Raises ValueError naming the folder if it cannot be written;
         the checkpoint before it stays whole.
@@ -73,7 +75,9 @@ class Checkpoints:
                 write_json(self.folder / BEST, best)
             else:
                 (self.folder / BEST).unlink(missing_ok=True)
-            write_json(self.folder / LAST, {"checkpoint": place.name, "best": best} | ({"pending": True} if pending else {}))
+            to_come = {"pending": True} if pending else {}
+            to_come |= {"unlogged": unlogged} if unlogged else {}
+            write_json(self.folder / LAST, {"checkpoint": place.name, "best": best} | to_come)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the room
             whole = f"; {last} is whole: continue from it with --resume" if last else ""
@@ -98,13 +102,15 @@ class Checkpoints:
         best = _best_of(read_pointer(self.folder / BEST))
         return (self.folder / best["checkpoint"], best["validation_loss"]) if best else None
 
-    def standing(self, checkpoint: Path) -> tuple[dict[str, Any] | None, bool]:
-        """(the best one so far, whether the validation of its step is still to come) of the checkpoint that a run resumes from."""
+    def standing(self, checkpoint: Path) -> tuple[dict[str, Any] | None, bool, dict[str, Any] | None]:
+        """Of the checkpoint that a run resumes from: the best one so far, whether the validation of its step is still to come, and what
+        is still to be logged of it."""
         pointer = read_pointer(self.folder / LAST)
         if pointer.get("checkpoint") == checkpoint.name:
-            return _best_of(pointer.get("best")), bool(pointer.get("pending"))
+            unlogged = pointer.get("unlogged")
+            return _best_of(pointer.get("best")), bool(pointer.get("pending")), unlogged if isinstance(unlogged, dict) else None
         best = _best_of(read_pointer(self.folder / BEST))  # last.json is lost
-        return (best if best and step_of(Path(best["checkpoint"])) < step_of(checkpoint) else None), True
+        return (best if best and step_of(Path(best["checkpoint"])) < step_of(checkpoint) else None), True, None
 
     def read_training(self, checkpoint: Path) -> dict[str, Any]:
         """training.json of a checkpoint, all of whose files are checked first.

@@ -113,6 +113,9 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
             if evaluation.at_start and held_out and not run.step:
                 passes: list[FeedbackPasses] = [0] if run.schedule.switch_on is None else evaluation.feedback_passes
                 validation = evaluate(run, held_out, passes, trackers, watcher)
+            if run.unlogged:
+                log(trackers, run.step - 1, run.unlogged)
+                run.save(run.pending)
             if run.pending and held_out and validation_due(run):  # a kill came between the save and the validation of its step
                 validation = evaluate(run, held_out, passes_to_evaluate(run), trackers, watcher)
                 if save_due(run):
@@ -151,7 +154,7 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
                     with suppress(OSError):
                         watcher.stepped(run, values)
                 if run.step % config.log_every == 0 or settling or run.step == config.steps:
-                    with run.kept(pending=evaluate_now):
+                    with run.kept(pending=evaluate_now, unlogged=values):
                         log(trackers, run.step - 1, values)
                 if save_now:
                     checkpoint = run.save(pending=evaluate_now)

@@ -51,6 +51,7 @@ class Run:
     notices: list[str] = field(default_factory=list)  # what differs from what the recipe might lead one to expect
     held_out: list[Batch] = field(default_factory=list)  # for validation; empty = none
     best: dict[str, Any] | None = None  # {"checkpoint": name, "validation_loss": nats} of the best one so far
+    unlogged: dict[str, Any] | None = None  # what a full disk kept from being logged of the step that the run resumes from
     pending: bool = False  # whether the validation of the step that the run resumes from is still to come
     step: int = 0
     tokens: int = 0
@@ -80,8 +81,8 @@ class Run:
             self.best = {"checkpoint": checkpoint_name(self.step), "validation_loss": loss}
         self.save()
 
-    def save(self, pending: bool = False) -> Path:
-        """Write a checkpoint, whose validation is still to come if it is `pending`. See `Checkpoints.save`.
+    def save(self, pending: bool = False, unlogged: dict[str, Any] | None = None) -> Path:
+        """Write a checkpoint, whose validation is still to come if it is `pending`, and what is `unlogged` of it. See `Checkpoints.save`.
 
         Raises DivergedError where parameters that are not finite would take the place of good ones.
         """
@@ -100,13 +101,14 @@ class Run:
             "milestones": self.milestones.state_dict(),
         }
         keep, optimizer = self.recipe.train.keep_checkpoints, self.optimizer.state_dict()
-        return self.checkpoints.save(self.step, self.model, self.loader, optimizer, training, self.best, keep, pending)
+        return self.checkpoints.save(self.step, self.model, self.loader, optimizer, training, self.best, keep, pending, unlogged)
 
     @contextmanager
-    def kept(self, pending: bool = False) -> Iterator[None]:
+    def kept(self, pending: bool = False, unlogged: dict[str, Any] | None = None) -> Iterator[None]:
         """What fails inside loses nothing that was trained: the state before it is saved, and a ValueError says where.
 
-        pending   whether the step's validation is then still to come
+        pending    whether the step's validation is then still to come
+        unlogged   what is still to be logged of the step
 
         For what changes neither parameters nor optimizer: data, gradients, logging, validation.
         """
@@ -118,7 +120,7 @@ class Run:
                 raise
             self.loader.load_state_dict(before[0])
             self.schedule.load_state_dict(before[1], self.step)
-            checkpoint = self.save(pending)
+            checkpoint = self.save(pending, unlogged)
             if isinstance(error, ValueError):
                 raise ValueError(f"{error}; what was trained until step {self.step} is kept in {checkpoint}") from None
             raise
@@ -141,7 +143,7 @@ class Run:
         self.loader.load_state_dict(training["loader"])
         self.schedule.load_state_dict(training["schedule"], training["step"])
         self.milestones = Milestones.from_state(training["milestones"])
-        self.best, self.pending = self.checkpoints.standing(checkpoint)
+        self.best, self.pending, self.unlogged = self.checkpoints.standing(checkpoint)
         self.step, self.tokens = training["step"], training["tokens"]
         self.token_equivalent, self.executed_positions = training["token_equivalent"], training["executed_positions"]
         self.checkpoints.prune(checkpoint, self.best, self.recipe.train.keep_checkpoints)  # a kill may have come before the last save's
