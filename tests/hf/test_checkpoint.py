@@ -280,7 +280,7 @@ AutoModelForCausalLM.from_pretrained({str(tmp_path)!r}, trust_remote_code=True)
 
 def test_a_whole_folder_with_an_old_manifest_is_refused(tmp_path: Path) -> None:
     make("native").save_pretrained(tmp_path)
-    write_manifest(tmp_path, ["config.json"])
+    write_manifest(tmp_path, ["config.json", WEIGHTS])
     (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text() + " ")
     with pytest.raises(ValueError, match=r"config\.json: damaged"):
         FullBandForCausalLM.from_pretrained(tmp_path)

@@ -296,6 +296,7 @@ def test_a_native_model_keeps_the_fusion_it_has(tmp_path: Path) -> None:
         conversion.convert(tmp_path / "native", tmp_path / "out", "residual")
 
 
+@pytest.mark.slow
 def test_a_hub_id_without_a_network_is_one_line(tmp_path: Path) -> None:
     code = (
         "from fullband.hf.convert import convert\n"

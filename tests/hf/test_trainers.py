@@ -186,7 +186,7 @@ def test_grpo_samples_soft_and_scores_the_same(tmp_path, tokenizer):
         prompt = output["prompt_ids"][row][output["prompt_mask"][row].bool()].tolist()
         answer = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
         expected, _ = score(fresh, prompt, answer, passes=len(answer))
-        torch.testing.assert_close(found[row, : len(answer)], expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found[row, : len(answer)].double(), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

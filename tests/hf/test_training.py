@@ -222,7 +222,7 @@ def test_forward_without_labels_scores_an_answer_as_it_was_generated():
     logits = kept()
     found = logits[0].log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
     expected, _ = score(model, prompt, answer, passes=len(answer))
-    torch.testing.assert_close(found.float(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
     model.config.score_as_generated, model.config.feedback_passes = False, 0
     assert (kept() - logits).abs().max() > 1e-4
 

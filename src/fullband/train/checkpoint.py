@@ -75,7 +75,7 @@ class Checkpoints:
                 write_json(self.folder / BEST, best)
             else:
                 (self.folder / BEST).unlink(missing_ok=True)
-            to_come = {"pending": True} if pending else {}
+            to_come: dict[str, Any] = {"pending": True} if pending else {}
             to_come |= {"unlogged": unlogged} if unlogged else {}
             write_json(self.folder / LAST, {"checkpoint": place.name, "best": best} | to_come)
         except OSError as error:
