@@ -111,14 +111,14 @@ def test_folders_that_are_no_models(tmp_path):
 
 def test_a_run_folder_stands_for_its_last_checkpoint(isometric_model, tmp_path):
     original = isometric_model().float()
-    original.save(tmp_path / "checkpoints" / "step-7")
+    original.save(tmp_path / "checkpoints" / "step-00000007")
     pointer = tmp_path / "checkpoints" / "last.json"
-    files.write_json(pointer, {"checkpoint": "step-7"})
-    assert resolve_model_folder(str(tmp_path)) == tmp_path / "checkpoints" / "step-7"
+    files.write_json(pointer, {"checkpoint": "step-00000007"})
+    assert resolve_model_folder(str(tmp_path)) == tmp_path / "checkpoints" / "step-00000007"
     assert torch.equal(FullBandModel.load(tmp_path).trunk.embedding.weight, original.trunk.embedding.weight)
-    for content in ("{", "[]", "{}", "3", '{"checkpoint": "step-8"}'):  # then the newest that is whole
+    for content in ("{", "[]", "{}", "3", '{"checkpoint": "step-00000008"}'):  # then the newest that is whole
         pointer.write_text(content)
-        assert resolve_model_folder(tmp_path) == tmp_path / "checkpoints" / "step-7"
+        assert resolve_model_folder(tmp_path) == tmp_path / "checkpoints" / "step-00000007"
 
 
 def test_kill_at_any_moment_leaves_a_model_that_loads(isometric_model, tmp_path, killed_while):
