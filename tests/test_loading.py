@@ -33,8 +33,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = TrunkConfig(vocab_size=257, width=16, layers=2, heads=2, kv_heads=1, glu_width=24, context=48, window=6, full_every=2)
     native = FullBandModel(shape)
     native.save(root / "native")
-    native.save(root / "run" / "checkpoints" / "step-1")
-    (root / "run" / "checkpoints" / "last.json").write_text('{"checkpoint": "step-1"}')
+    native.save(root / "run" / "checkpoints" / "step-00000001")
+    (root / "run" / "checkpoints" / "last.json").write_text('{"checkpoint": "step-00000001"}')
     write_source(root / "source")
     convert(root / "source", root / "converted", "gated")
     return root
