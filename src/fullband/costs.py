@@ -172,7 +172,7 @@ def executed_positions(length: int, feedback: FeedbackConfig, rows: int = 1) -> 
     sharing = rows if feedback.prefix == "per-row" else 1
 
     def reached(t: int) -> float:
-        """P(a pass starts at t or before): the multiple at or before the first position behind the shortest of `sharing` prefixes,
+        """P(a pass starts at t or before): the multiple at or before the first position after the shortest of `sharing` prefixes,
         which are uniform over 0 … length - 2."""
         longer = max(0, length - (t // rounding + 1) * rounding) / (length - 1)
         return 1 - longer**sharing

@@ -108,7 +108,7 @@ def fitted(made: Table, width: int) -> list[Table]:
 
 
 def folded(text: str, width: int, behind: str = "") -> str:
-    """Text in lines of at most `width` where it can be broken: at spaces, but for those behind a colon ("exact: 1.64"), and behind the
+    """Text in lines of at most `width` where it can be broken: at spaces, except after a colon ("exact: 1.64"), and behind the
     characters `behind`. What cannot stays longer."""
     lines = [""]
     for word in re.split(rf"(?<=[^:] )|(?<=[{re.escape(behind)}])" if behind else r"(?<=[^:] )", text):

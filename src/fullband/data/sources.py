@@ -84,7 +84,7 @@ def held_out_end(documents: Sequence[tuple[Cursor, str]], fraction: float, may_c
     """
     total = sum(len(text) for _, text in documents)
     rest = max(int(fraction * total), min(FEWEST, total // 4), 1)
-    after = 0  # characters behind the document at hand
+    after = 0  # characters after this document
     for place in reversed(range(len(documents))):
         cursor, text = documents[place]
         first = place == 0

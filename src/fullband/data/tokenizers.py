@@ -73,11 +73,11 @@ class Tokenizer(ABC):
         return [self._ended(self.begin(text)) for text in texts]
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """A decoder for ids that arrive one by one behind the ids `before`."""
+        """A decoder for ids that arrive one by one after the ids `before`."""
         return TextStream(self, before)
 
     def decode_behind(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """The text that `ids` add behind the ids `before`, with the space that decoding them alone may lose."""
+        """The text that `ids` add after the ids `before`, with the space that decoding them alone may lose."""
         return self.stream(before).whole(ids)
 
     def save(self, folder: str | Path) -> None:

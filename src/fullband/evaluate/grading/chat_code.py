@@ -23,7 +23,7 @@ class Block:
 
 
 def after_thinking(answer: str) -> str:
-    """What a model says after it has thought: behind its last `</think>`. All of it without one, or with nothing behind it."""
+    """What a model says after it has thought: the text after its last `</think>`. All of it without one, or with nothing after it."""
     parts = re.split(r"</think(?:ing)?>", answer)
     return parts[-1] if parts[-1].strip() else answer
 
@@ -55,7 +55,7 @@ def fenced_code(answer: str, entry_point: str | None = None) -> str:
 
 def fenced_blocks(answer: str) -> list[Block]:
     """Fenced blocks in their order, by CommonMark's rules, with more that models need: a fence inside a triple-quoted string is text; one
-    may open behind text, if it is marked as Python, and close behind the last line of code; and text before a lone closing fence is a
+    may open after text on its line, if it is marked as Python, and close after the last line of code; and text before a lone closing fence is a
     block if it looks like code."""
     lines = answer.splitlines(keepends=True)
     blocks: list[Block] = []

@@ -42,7 +42,7 @@ class HarnessText:
         return ids if special is False or written else [*self.lead, *ids]
 
     def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
-        """The text of ids behind the ids `before`, without special tokens."""
+        """The text of ids that follow the ids `before`, without special tokens."""
         return self.tokenizer.decode_behind(before, [token for token in ids if token not in self.tokenizer.special])
 
     def written(self, token: int) -> str:
