@@ -55,7 +55,7 @@ def fenced_code(answer: str, entry_point: str | None = None) -> str:
 
 def fenced_blocks(answer: str) -> list[Block]:
     """Fenced blocks in their order, by CommonMark's rules, with more that models need: a fence inside a triple-quoted string is text; one
-    may open after text on its line, if it is marked as Python, and close after the last line of code; and text before a lone closing fence is a
+    may open after text, if it is marked as Python, and close after the last line of code; and text before a lone closing fence is a
     block if it looks like code."""
     lines = answer.splitlines(keepends=True)
     blocks: list[Block] = []
