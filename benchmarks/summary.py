@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fullband.train.metrics import read_metrics
+from fullband.training.metrics import read_metrics
 
 READINGS = {
     "standard": "standard model",

@@ -29,14 +29,14 @@ BELOW: dict[str, set[str]] = {
     "decode": {"feedback", "trunk", "model", "data", "config"},
 }
 BELOW["evaluate"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files", "hf", "loading"}
-BELOW["train"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "amounts", "run_folder"}
+BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "amounts", "run_folder"}
 BELOW["hf"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files"}
 BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}
 BELOW["probe"] = {"decode", "data", "feedback", "trunk", "config"}
 BELOW["costs"] = {"config"}
-BELOW["plots"] = {"train", "evaluate", "config", "files"}  # reads run folders; never a model
-BELOW["experiments"] = BELOW["train"] | {"train", "diagnose", "probe", "costs", "plots", "strict", "shipped"}
+BELOW["plots"] = {"training", "evaluate", "config", "files"}  # reads run folders; never a model
+BELOW["experiments"] = BELOW["training"] | {"training", "diagnose", "probe", "costs", "plots", "strict", "shipped"}
 HEAVY = ["transformers", "vllm", "lm_eval", "matplotlib", "datasets", "pandas", "pyarrow", "tiktoken", "wandb", "tensorboard", "sklearn"]
 ALONE = SOURCE / "evaluate" / "sandbox" / "inside"  # mounted without the package around it, so it imports its own files relatively
 

@@ -3,7 +3,7 @@
     from fullband import FullBandModel, load_tokenizer, generate_text
     model = FullBandModel.load("runs/quickstart/fullband")
 
-Names are imported when they are first used, so `import fullband` costs nothing. Training is `fullband.train.train`.
+Names are imported when they are first used, so `import fullband` costs nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _PLACES = {
     "generate": "fullband.decode.generate",
     "generate_text": "fullband.decode.generate",
     "generate_texts": "fullband.decode.generate",
+    "train": "fullband.training.loop",
 }
 __all__ = sorted(_PLACES)
 

@@ -80,7 +80,7 @@ def test_some_seeds_are_a_smoke_test(tmp_path: Path) -> None:
 
 
 def test_a_signal_stops_it_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullband.train.progress import TrainingProgress
+    from fullband.training.progress import TrainingProgress
 
     write_grid(tmp_path, cells=CELLS[:1], comparisons=[])
     stepped = TrainingProgress.stepped

@@ -16,9 +16,9 @@ from fullband.cli.reading import Pace, ProgressLines, reading_progress
 from fullband.config import Recipe
 from fullband.feedback.converged import positions_to_read
 from fullband.feedback.passes import read
-from fullband.train import train
-from fullband.train.progress import TrainingProgress, Work
-from fullband.train.run import prepare
+from fullband.training import train
+from fullband.training.progress import TrainingProgress, Work
+from fullband.training.run import prepare
 
 
 def terminal() -> Console:

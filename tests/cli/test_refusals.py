@@ -18,7 +18,7 @@ from cli.commands import TRUNK, Trained, fullband, refused
 from fullband.cli.batch import open_output
 from fullband.cli.errors import LESS_ELSEWHERE, LESS_MEMORY, explain
 from fullband.config import load_recipe
-from fullband.train.stop import stop_signals
+from fullband.training.stop import stop_signals
 
 FEEDS_BACK = [{"fraction": 1.0, "passes": {2: 1.0}}]
 NOTHING_HELD_OUT = {"length": 12, "source": {"kind": "python-stdlib", "validation_fraction": 0}}
@@ -119,7 +119,7 @@ def test_memory_that_is_not_there(text: str, recipe: Callable[..., Path], text_r
         raise RuntimeError(f"[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: {text}")
 
     assert explain(RuntimeError(f"DefaultCPUAllocator: {text}")) == "out of memory"
-    monkeypatch.setattr("fullband.train.loop.prepare", fails)
+    monkeypatch.setattr("fullband.training.loop.prepare", fails)
     assert LESS_MEMORY["train"] in refused("train", recipe())
     monkeypatch.setattr("fullband.cli.generate.open_model", fails)
     assert LESS_ELSEWHERE in refused("generate", text_run.folder, "x")
@@ -128,7 +128,7 @@ def test_memory_that_is_not_there(text: str, recipe: Callable[..., Path], text_r
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
 def test_a_terminal_that_is_closed_saves_the_run(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """And its progress, which can be written nowhere, stops nothing."""
-    from fullband.train.progress import TrainingProgress
+    from fullband.training.progress import TrainingProgress
 
     def hang_up(self: Any, run: Any, values: Any) -> None:
         if run.step == 3:

@@ -16,7 +16,7 @@ from fullband.diagnose.diagnosis import Settings
 from fullband.feedback.passes import read_exact
 from fullband.model import FullBandModel
 from fullband.quickstart.recipes import fullband_recipe
-from fullband.train.loop import train
+from fullband.training.loop import train
 
 ROOT = Path(__file__).parents[2]
 

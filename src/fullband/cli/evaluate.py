@@ -164,7 +164,7 @@ def open_subject(name: str, device: str, precision: Any) -> Subject:
     from fullband.evaluate.harness.model import small_files
     from fullband.evaluate.plan import files_hash, weights_hash
     from fullband.loading import load_model
-    from fullband.train.run import resolve_device
+    from fullband.training.run import resolve_device
 
     network = load_model(name, resolve_device(device, "--device"), precision, plain=True)
     folder = small_files(name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fullband.experiments import Experiment, Job
     from fullband.model import FullBandModel
-    from fullband.train.progress import TrainingProgress
+    from fullband.training.progress import TrainingProgress
 
 EXAMPLES = """Examples:
 
@@ -114,7 +114,7 @@ def run_jobs(console: Console, experiment: Experiment, jobs: list[Job], command:
     """
     from fullband.experiments.run import StoppedError, run_job, state_of
     from fullband.files import InUseError
-    from fullband.train.progress import TrainingProgress
+    from fullband.training.progress import TrainingProgress
 
     states = [state_of(experiment, job) for job in jobs]  # all are checked before the first one trains
     waiting = [(number, job) for number, (job, state) in enumerate(zip(jobs, states, strict=True), start=1) if state.word != "finished"]

@@ -78,7 +78,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
 def describe_recipe(path: Path, overrides: list[str]) -> dict[str, Any]:
     from fullband.cli.describe import describe_model, describe_run
     from fullband.config import load_recipe
-    from fullband.train.models import compiled_feedback
+    from fullband.training.models import compiled_feedback
 
     recipe = load_recipe(path, overrides)
     trunk = trunk_of(recipe)
@@ -94,7 +94,7 @@ def trunk_of(recipe: Recipe) -> TrunkConfig:
     from fullband.data.tasks import build_task
     from fullband.data.tokenizers import load_tokenizer
     from fullband.presets import resolve_trunk
-    from fullband.train.models import data_of, model_origin
+    from fullband.training.models import data_of, model_origin
 
     if origin := model_origin(recipe):
         raise ValueError(f"the recipe's model comes from {origin}: see `fullband train RECIPE --dry-run`, or `fullband info FOLDER`")

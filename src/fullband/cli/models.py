@@ -28,7 +28,7 @@ def open_model(folder: Path, device: str, dtype: str) -> tuple[LoadedModel, Toke
     from fullband.data.tokenizers import load_tokenizer
     from fullband.loading import load_model
     from fullband.model import is_converted, resolve_model_folder
-    from fullband.train.run import resolve_device
+    from fullband.training.run import resolve_device
 
     precision = parse_dtype(dtype)
     place = resolve_device(device, "--device")

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from fullband.config import Recipe
-    from fullband.train import RunResult
+    from fullband.training import RunResult
 
 EXAMPLES = """Examples:
 
@@ -42,8 +42,8 @@ def train(
         print_json(plan) if as_json else print_plan(output(), loaded.name, plan)
         return
 
-    from fullband.train import train as run
-    from fullband.train.progress import TrainingProgress
+    from fullband.training import train as run
+    from fullband.training.progress import TrainingProgress
 
     with TrainingProgress(messages()) as progress:
         result = run(loaded, resume, progress)
@@ -66,9 +66,9 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
     from fullband.data.loader import build_loader
     from fullband.model import FullBandModel
     from fullband.optim.groups import describe_groups, parameter_groups
-    from fullband.train.checks import check_run, check_run_folder
-    from fullband.train.models import build_model, data_of, feedback_of, model_origin
-    from fullband.train.run import folder_of, resolve_device
+    from fullband.training.checks import check_run, check_run_folder
+    from fullband.training.models import build_model, data_of, feedback_of, model_origin
+    from fullband.training.run import folder_of, resolve_device
 
     device = resolve_device(recipe.train.device)
     loader = build_loader(data_of(recipe), recipe.seed, recipe.train.batch_rows)

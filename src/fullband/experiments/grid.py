@@ -13,7 +13,7 @@ from fullband.costs import RunCost, pass_mixture, run_cost
 from fullband.data.loader import build_loader
 from fullband.experiments.config import Cell, EqualTo, Experiment
 from fullband.presets import resolve_schedule, resolve_trunk
-from fullband.train.models import compiled_feedback
+from fullband.training.models import compiled_feedback
 
 RUNS = Path("runs") / "experiments"
 AMOUNTS = {"tokens": "tokens", "token-equivalent": "token_equivalent", "flops": "flops"}  # of `RunCost`

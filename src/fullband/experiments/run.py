@@ -22,11 +22,11 @@ from fullband.experiments.grid import Job
 from fullband.experiments.measure import ReadingProgress, measure, silent
 from fullband.files import alone_in, write_json
 from fullband.model import FullBandModel
-from fullband.train import RunResult, train
-from fullband.train.checkpoint import Checkpoints
-from fullband.train.loop import Watcher
-from fullband.train.models import compiled_feedback
-from fullband.train.run import RECIPE
+from fullband.training import RunResult, train
+from fullband.training.checkpoint import Checkpoints
+from fullband.training.loop import Watcher
+from fullband.training.models import compiled_feedback
+from fullband.training.run import RECIPE
 
 CELL = "cell.json"
 IN_HAND = ".job.lock"  # held from the training's begin to the measure's end; the run's own lock is the training's

@@ -12,7 +12,7 @@ from fullband.plots.chart import Line, Mark, line_chart, near_axis
 from fullband.plots.numbers import drawn
 from fullband.plots.steps import Steps, compute_axis, draw_steps, millions, steps_charts
 from fullband.plots.style import LIGHT, PASS_KEYS, dash, figure, reading_label
-from fullband.train.metrics import METRICS, read_metrics
+from fullband.training.metrics import METRICS, read_metrics
 
 MEMORY = 0.01  # of the running mean that smooths a curve: this share of the run's compute
 

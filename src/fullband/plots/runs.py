@@ -17,7 +17,7 @@ from fullband.config import parse
 from fullband.plots.curves import Curve, compute_at, read_curves
 from fullband.plots.run_data import data_of_run, differing_data
 from fullband.plots.steps import Steps, steps_of
-from fullband.train.metrics import METRICS, read_metrics
+from fullband.training.metrics import METRICS, read_metrics
 
 
 class _Step(BaseModel):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fullband.config import parse
 from fullband.plots.runs import RunRecord, read_run
-from fullband.train.metrics import METRICS
+from fullband.training.metrics import METRICS
 
 DIAGNOSIS, PROBE = "diagnosis.json", "results.json"
 Number = float | None  # null where it was not measured or is not finite

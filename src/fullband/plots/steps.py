@@ -10,7 +10,7 @@ from typing import Any
 from fullband.plots.chart import Axis, Line, line_chart, log_axis, ticks_within
 from fullband.plots.numbers import drawn, finite
 from fullband.plots.style import dashes
-from fullband.train.metrics import METRICS, read_metrics
+from fullband.training.metrics import METRICS, read_metrics
 
 COMPUTE = "token-equivalent compute, millions"
 NORM, RATE = "gradient norm", "learning rate"

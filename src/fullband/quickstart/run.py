@@ -20,7 +20,7 @@ from fullband.quickstart.recipes import POSITIONS, fullband_recipe, standard_rec
 from fullband.quickstart.result import result_of
 from fullband.quickstart.table import print_result
 from fullband.quickstart.training import train_all
-from fullband.train.run import RECIPE
+from fullband.training.run import RECIPE
 
 RUN_FOLDERS = ("standard", "fullband")
 OUTPUTS = ("result.json", "report.html", "accuracy.png", "accuracy.svg", "curves.png")

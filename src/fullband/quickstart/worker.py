@@ -14,8 +14,8 @@ from typing import Any, TextIO
 import torch
 
 from fullband.config import Recipe, parse
-from fullband.train.loop import RunResult, train
-from fullband.train.run import Run
+from fullband.training.loop import RunResult, train
+from fullband.training.run import Run
 
 REPORT_EVERY = 0.2  # seconds
 

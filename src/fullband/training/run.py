@@ -23,10 +23,10 @@ from fullband.model import WEIGHTS, FullBandModel
 from fullband.optim.optimizer import Optimizer
 from fullband.optim.wsd import warmup_length, warmup_words
 from fullband.presets import resolve_schedule
-from fullband.train.checkpoint import OPTIMIZER, Checkpoints, checkpoint_name
-from fullband.train.checks import check_run
-from fullband.train.milestones import Milestones
-from fullband.train.models import build_model, data_of, difference, feedback_of, model_identity
+from fullband.training.checkpoint import OPTIMIZER, Checkpoints, checkpoint_name
+from fullband.training.checks import check_run
+from fullband.training.milestones import Milestones
+from fullband.training.models import build_model, data_of, difference, feedback_of, model_identity
 
 RECIPE = "recipe.yaml"
 

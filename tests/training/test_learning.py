@@ -11,8 +11,8 @@ import torch
 from fullband.config import Recipe
 from fullband.data.batch import IGNORE
 from fullband.data.loader import build_loader
-from fullband.train import train
-from fullband.train.metrics import read_metrics
+from fullband.training import train
+from fullband.training.metrics import read_metrics
 
 MakeRecipe = Callable[..., Recipe]
 TRUNK = {"width": 32, "layers": 2, "heads": 2, "kv_heads": 1, "glu_width": 64, "context": 64, "window": 32, "full_every": 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fullband.train.step import StepReport
+from fullband.training.step import StepReport
 
 MEMORY = 0.9  # of the running mean: about the last ten steps that feed back
 ENOUGH = 10  # steps that feed back before the running mean means anything: with no shock, its sign is noise at first

@@ -15,12 +15,12 @@ from fullband.feedback.loss import PassLoss, token_losses
 from fullband.feedback.multipass import Jitter, multipass_reference
 from fullband.files import read_tensors
 from fullband.model import FullBandModel
-from fullband.train import train
-from fullband.train.metrics import read_metrics
-from fullband.train.milestones import Milestones
-from fullband.train.run import prepare
-from fullband.train.step import StepReport
-from train.runs import last_of, with_changes
+from fullband.training import train
+from fullband.training.metrics import read_metrics
+from fullband.training.milestones import Milestones
+from fullband.training.run import prepare
+from fullband.training.step import StepReport
+from training.runs import last_of, with_changes
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fullband.config import ModelConfig, Recipe
-from fullband.train import train
-from fullband.train.rope import extend_source
-from fullband.train.run import prepare
+from fullband.training import train
+from fullband.training.rope import extend_source
+from fullband.training.run import prepare
 
 MakeRecipe = Callable[..., Recipe]
 YARN = {"factor": 4, "original": 64}

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fullband.config import Recipe
-from fullband.train import loop as loop_module
-from fullband.train import train
-from fullband.train.metrics import JsonLines, open_trackers, read_metrics
+from fullband.training import loop as loop_module
+from fullband.training import train
+from fullband.training.metrics import JsonLines, open_trackers, read_metrics
 
 MakeRecipe = Callable[..., Recipe]
 

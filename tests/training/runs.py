@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fullband.config import Recipe
-from fullband.train.checkpoint import Checkpoints
-from fullband.train.metrics import read_metrics
+from fullband.training.checkpoint import Checkpoints
+from fullband.training.metrics import read_metrics
 
 needs_fork = pytest.mark.skipif(sys.platform != "linux", reason="kills children made by os.fork")
 

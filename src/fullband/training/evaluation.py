@@ -9,7 +9,7 @@ from fullband.data.batch import Batch
 from fullband.feedback.loss import token_losses
 from fullband.feedback.passes import read
 from fullband.loading import LoadedModel
-from fullband.train.step import autocast, single_document
+from fullband.training.step import autocast, single_document
 
 
 @torch.no_grad()

@@ -141,7 +141,7 @@ def _from_origin(origin: str, recipe: Recipe, loader: Loader) -> LoadedModel:
         return model
     from fullband.hf.convert import attach
     from fullband.hf.source import find_source, load_source
-    from fullband.train.rope import extend_source
+    from fullband.training.rope import extend_source
 
     lm = load_source(find_source(place or origin), torch.float32, lambda config: extend_source(config, recipe.model))
     converted: Any = attach(lm, fusion=recipe.model.fusion_name)
@@ -162,7 +162,7 @@ def _saved(folder: Path, extension: ModelConfig) -> LoadedModel:
         model.load_state_dict(start.state_dict())
         return model
     from fullband.hf.convert import load_converted
-    from fullband.train.rope import extend_source
+    from fullband.training.rope import extend_source
 
     return load_converted(folder, torch.float32, lambda config: extend_source(config.trunk_config, extension))
 

@@ -25,7 +25,7 @@ from fullband.data.loader import Loader
 from fullband.files import MANIFEST, TRAINING, check_place, sync_folder, verify_manifest, write_json, write_manifest, write_tensors
 from fullband.loading import LoadedModel
 from fullband.run_folder import LAST, NAME, checkpoints_in, named_checkpoint, newest_checkpoint, read_pointer, step_of, whole_checkpoints
-from fullband.train.models import save_model
+from fullband.training.models import save_model
 
 OPTIMIZER, BEST = "optimizer.safetensors", "best.json"
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fullband.amounts import duration, short
 from fullband.costs import executed_positions, schedule_spans
-from fullband.train.run import Run
+from fullband.training.run import Run
 
 MEMORY = 0.9  # of the running mean of each pass's loss
 

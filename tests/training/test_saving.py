@@ -19,11 +19,11 @@ from fullband.data.batch import Batch
 from fullband.data.loader import TaskLoader
 from fullband.files import LOCK, write_manifest
 from fullband.model import FullBandModel
-from fullband.train import train
-from fullband.train.checkpoint import Checkpoints
-from fullband.train.loop import own_folder
-from fullband.train.run import folder_of
-from train.runs import assert_same_run, in_child, kill_self, last_of, needs_fork, on_file_change, with_changes
+from fullband.training import train
+from fullband.training.checkpoint import Checkpoints
+from fullband.training.loop import own_folder
+from fullband.training.run import folder_of
+from training.runs import assert_same_run, in_child, kill_self, last_of, needs_fork, on_file_change, with_changes
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -212,7 +212,7 @@ def test_pruning_never_takes_the_checkpoint_to_resume_from(recipe: MakeRecipe) -
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_best_last_and_the_newest_are_kept(recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
     losses = iter([3.0, 1.0, float("nan"), 2.0, 1.5, 1.0])
-    monkeypatch.setattr("fullband.train.loop.validation_losses", lambda *_: {"0": (loss := next(losses)), "1": loss + 1})
+    monkeypatch.setattr("fullband.training.loop.validation_losses", lambda *_: {"0": (loss := next(losses)), "1": loss + 1})
     config = recipe(train__steps=6, train__checkpoint_every=1, train__keep_checkpoints=keep, evaluation={"every": 1, "rows": 1})
     train(config)
     checkpoints = Checkpoints(Path(config.output or "") / "checkpoints")
@@ -225,7 +225,7 @@ def test_best_last_and_the_newest_are_kept(recipe: MakeRecipe, monkeypatch: pyte
 def test_the_best_is_remembered_over_a_resume(recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what a kill cut short is not: a best.json that was written before the kill claims a checkpoint that is about to change."""
     losses = iter([1.0, 2.0, 3.0, 0.5, 4.0, 5.0])
-    monkeypatch.setattr("fullband.train.loop.validation_losses", lambda *_: {"0": next(losses)})
+    monkeypatch.setattr("fullband.training.loop.validation_losses", lambda *_: {"0": next(losses)})
     config = recipe(train__steps=3, train__checkpoint_every=1, train__keep_checkpoints=1, evaluation={"every": 1, "rows": 1})
     checkpoints = Checkpoints(Path(config.output or "") / "checkpoints")
     train(with_changes(config, train__steps=2))
@@ -244,7 +244,7 @@ def test_the_best_is_remembered_over_a_resume(recipe: MakeRecipe, monkeypatch: p
 @pytest.mark.parametrize("first", [float("nan"), float("inf")])
 def test_a_validation_loss_that_is_no_number_is_never_the_best(recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, first: float) -> None:
     losses = iter([{"0": first, "1": first}, {"0": float("nan"), "1": 5.0}])
-    monkeypatch.setattr("fullband.train.loop.validation_losses", lambda *_: next(losses))
+    monkeypatch.setattr("fullband.training.loop.validation_losses", lambda *_: next(losses))
     config = recipe(train__steps=2, train__checkpoint_every=1, evaluation={"every": 1, "rows": 1})
     train(config)
     best = Checkpoints(Path(config.output or "") / "checkpoints").best()
@@ -350,7 +350,7 @@ def test_a_validation_that_fails_loses_nothing(recipe: MakeRecipe, monkeypatch: 
         raise ValueError("no such thing")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fullband.train.loop.validation_losses", fails)
+        patched.setattr("fullband.training.loop.validation_losses", fails)
         with pytest.raises(ValueError, match=rf"no such thing; what was trained until step {step} is kept in .*step-0000000{step}"):
             train(config)
     train(config, resume=True)

@@ -16,11 +16,11 @@ from fullband.data.chat_template import TEMPLATE_FILE
 from fullband.feedback.loss import token_losses
 from fullband.feedback.multipass import Jitter, multipass_reference
 from fullband.feedback.passes import read
-from fullband.train import train
-from fullband.train.evaluation import validation_losses
-from fullband.train.metrics import read_metrics
-from fullband.train.run import prepare
-from train.runs import StopAt, assert_same_run, last_of, with_changes
+from fullband.training import train
+from fullband.training.evaluation import validation_losses
+from fullband.training.metrics import read_metrics
+from fullband.training.run import prepare
+from training.runs import StopAt, assert_same_run, last_of, with_changes
 
 MakeRecipe = Callable[..., Recipe]
 

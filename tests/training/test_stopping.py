@@ -15,12 +15,12 @@ import torch
 from fullband.config import Recipe
 from fullband.files import read_tensors
 from fullband.model import FullBandModel
-from fullband.train import RunResult, train
-from fullband.train import loop as loop_module
-from fullband.train.loop import DivergedError
-from fullband.train.metrics import read_metrics
-from fullband.train.stop import stop_signals
-from train.runs import assert_same_run, everything_on, in_child, last_of, left_on_disk, needs_fork, with_changes
+from fullband.training import RunResult, train
+from fullband.training import loop as loop_module
+from fullband.training.loop import DivergedError
+from fullband.training.metrics import read_metrics
+from fullband.training.stop import stop_signals
+from training.runs import assert_same_run, everything_on, in_child, last_of, left_on_disk, needs_fork, with_changes
 
 MakeRecipe = Callable[..., Recipe]
 

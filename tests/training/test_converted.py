@@ -18,10 +18,10 @@ from fullband.data.tokenizers import load_tokenizer
 from fullband.feedback.multipass import multipass_reference
 from fullband.files import read_tensors
 from fullband.optim.groups import parameter_groups
-from fullband.train import train
-from fullband.train.metrics import read_metrics
-from fullband.train.run import prepare
-from train.runs import StopAt, assert_same_run, last_of, with_changes
+from fullband.training import train
+from fullband.training.metrics import read_metrics
+from fullband.training.run import prepare
+from training.runs import StopAt, assert_same_run, last_of, with_changes
 
 MakeRecipe = Callable[..., Recipe]
 SHAPE: dict[str, Any] = {

@@ -16,11 +16,11 @@ from fullband.feedback.loss import IGNORE, token_losses
 from fullband.feedback.passes import read
 from fullband.feedback.schedule import PassSchedule
 from fullband.files import read_tensors
-from fullband.train import train
-from fullband.train.metrics import read_metrics
-from fullband.train.models import compiled_feedback
-from fullband.train.run import Run, prepare
-from fullband.train.step import StepReport, accumulate_gradients
+from fullband.training import train
+from fullband.training.metrics import read_metrics
+from fullband.training.models import compiled_feedback
+from fullband.training.run import Run, prepare
+from fullband.training.step import StepReport, accumulate_gradients
 
 MakeRecipe = Callable[..., Recipe]
 UNEVEN = {"data__length": 24, "data__shuffle_documents": 4, "train__batch_rows": 6}
@@ -129,7 +129,7 @@ def test_prefix_reuse_gives_the_naive_training(packed: MakeRecipe, monkeypatch: 
         run.optimizer = type(run.optimizer)(run.model, recipe.optim, recipe.train.steps)
         return run
 
-    monkeypatch.setattr("fullband.train.loop.prepare", double)
+    monkeypatch.setattr("fullband.training.loop.prepare", double)
     curves = []
     for reuse in (True, False):
         config = packed(f"reuse-{reuse}", feedback__reuse=reuse, train__microbatch_rows=3)

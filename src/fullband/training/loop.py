@@ -16,14 +16,14 @@ from fullband.data.batch import Batch
 from fullband.feedback.settling import measure_settling
 from fullband.files import LOCK, alone_in
 from fullband.optim.groups import describe_groups, is_fusion
-from fullband.train.checks import check_run_folder
-from fullband.train.evaluation import validation_losses
-from fullband.train.metrics import Tracker, open_trackers
-from fullband.train.milestones import Milestones
-from fullband.train.progress import shown_progress
-from fullband.train.run import DivergedError, Run, folder_of, prepare
-from fullband.train.step import StepReport, accumulate_gradients, single_document
-from fullband.train.stop import StopRequest, stop_signals
+from fullband.training.checks import check_run_folder
+from fullband.training.evaluation import validation_losses
+from fullband.training.metrics import Tracker, open_trackers
+from fullband.training.milestones import Milestones
+from fullband.training.progress import shown_progress
+from fullband.training.run import DivergedError, Run, folder_of, prepare
+from fullband.training.step import StepReport, accumulate_gradients, single_document
+from fullband.training.stop import StopRequest, stop_signals
 
 
 class Watcher(Protocol):

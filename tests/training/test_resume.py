@@ -16,9 +16,9 @@ import yaml
 
 from fullband.config import Recipe, load_recipe
 from fullband.files import alone_in
-from fullband.train import train
-from fullband.train.metrics import read_metrics
-from train.runs import assert_same_run, everything_on, in_child, kill_self, last_of, left_on_disk, needs_fork, with_changes
+from fullband.training import train
+from fullband.training.metrics import read_metrics
+from training.runs import assert_same_run, everything_on, in_child, kill_self, last_of, left_on_disk, needs_fork, with_changes
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -76,7 +76,7 @@ def test_a_process_killed_from_outside(recipe: MakeRecipe, tmp_path: Path) -> No
     program = (
         "import sys, torch; torch.set_num_threads(1)\n"
         "from fullband.config import load_recipe\n"
-        "from fullband.train import train\n"
+        "from fullband.training import train\n"
         "train(load_recipe(sys.argv[1]), resume=sys.argv[2] == 'resume')"
     )
     metrics = Path(broken.output or "") / "metrics.jsonl"

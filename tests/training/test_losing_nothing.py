@@ -17,12 +17,12 @@ from fullband.config import Recipe
 from fullband.data.loader import TaskLoader
 from fullband.files import read_tensors, verify_manifest, write_json
 from fullband.run_folder import newest_checkpoint
-from fullband.train import train
-from fullband.train.checks import check_run_folder
-from fullband.train.metrics import JsonLines, read_metrics
-from fullband.train.run import DivergedError
-from fullband.train.stop import stop_signals
-from train.runs import StopAt, assert_same_run, last_of, with_changes
+from fullband.training import train
+from fullband.training.checks import check_run_folder
+from fullband.training.metrics import JsonLines, read_metrics
+from fullband.training.run import DivergedError
+from fullband.training.stop import stop_signals
+from training.runs import StopAt, assert_same_run, last_of, with_changes
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -143,7 +143,7 @@ def test_a_validation_that_failed_is_done_again(recipe: MakeRecipe, monkeypatch:
         raise ValueError("no such thing")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fullband.train.loop.validation_losses", fails)
+        patched.setattr("fullband.training.loop.validation_losses", fails)
         for resume in (False, True):
             with pytest.raises(ValueError, match="no such thing"):
                 train(config, resume=resume)
