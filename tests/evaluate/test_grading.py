@@ -60,7 +60,8 @@ def test_references_are_themselves_and_no_other(grader):
     """Values are really compared: the copy is written with other sizes and spaces. The others are of the same shape."""
     answers = sorted({row["answer"] for row in math_500()})
     for answer in answers:
-        gold, guess = shapes(answer, rf"$\,{answer.replace('frac', 'dfrac')}\,$.")
+        larger = answer.replace(r"\frac", r"\dfrac")
+        gold, guess = shapes(answer, rf"$\,{larger}\,$.")
         assert grader.grade(answer, answer) == "right"
         assert grader.workers[0].compare(gold.as_json(), guess.as_json(), SECONDS) == "right", answer
     kinds = {answer: shapes(answer, answer)[0].kind for answer in answers}

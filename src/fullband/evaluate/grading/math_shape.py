@@ -12,6 +12,7 @@ from fullband.evaluate.grading.math_notation import notation
 _WORDS_ONLY = re.compile(r"\\text ?\{[^{}]*\}[.\s]*|[A-Za-z][a-z]{3,}(?:[ '-]+[A-Za-z]+)*|\(?[A-Za-z]\)|[A-Za-z]")
 _TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
 _ANY_TEXT = re.compile(r"\\(?:text[a-z]*|emph|mathrm|mbox) ?\{([^{}]*)\}")
+_SPACE = re.compile(r"~|\\[,;:>! ]|\\q?quad(?![A-Za-z])")
 _VALUE_IN_WORDS = re.compile(r"[-+\d.,/ ]*\d[-+\d.,/ ]*(?: *[A-Za-z]{1,12}){0,3}\.?|[A-Za-z]")  # \text{15}, \text{5 cm}
 _OPENERS, _CLOSERS = "([{", ")]}"
 _RELATION = re.compile(r"<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])")
@@ -91,8 +92,8 @@ def _words(answer: str) -> str | None:
 
 
 def canonical_words(text: str) -> str:
-    """Words without capitals, punctuation at their ends, and the brackets of a choice such as (C)."""
-    return " ".join(_ANY_TEXT.sub(r"\1", text).casefold().replace("~", " ").split()).strip(" .,;:!()[]{}'\"$*")
+    """Words without capitals, TeX's spaces, punctuation at their ends, and the brackets of a choice such as (C)."""
+    return " ".join(_ANY_TEXT.sub(r"\1", _SPACE.sub(" ", text)).casefold().split()).strip(" .,;:!()[]{}'\"$*\\")
 
 
 def _listed(text: str, letters: bool) -> Shape:
