@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from fullband.config import Recipe, load_recipe
 from fullband.files import alone_in
@@ -56,36 +53,40 @@ def test_killed_twice_and_resumed_is_the_same_run(recipe: MakeRecipe, jsonl: str
 
 @needs_fork
 @pytest.mark.slow
-@pytest.mark.parametrize("step", range(1, 20))
-def test_a_kill_after_any_step(recipe: MakeRecipe, step: int) -> None:
+def test_a_kill_after_any_step(recipe: MakeRecipe) -> None:
+    """Each step from 1 to 19 is the last of some process; the one that goes on from there comes to the next checkpoint before it dies."""
     options = everything_on({"kind": "task"})
-    straight, broken = recipe("straight", **options), recipe("broken", **options)
+    straight = recipe("straight", **options)
     train(straight)
-    in_child(lambda: train(broken, watcher=KillAfter(step)))
-    train(broken, resume=step > 3)
-    assert_same_run(straight.output or "", broken.output or "")
+    for first in (1, 2, 3):
+        broken = recipe(f"broken-{first}", **options)
+        for step in range(first, 20, 3):
+            killed = in_child(lambda step=step, broken=broken: train(broken, resume=step > 6, watcher=KillAfter(step)))
+            assert killed.signal == signal.SIGKILL, killed.error
+            assert step <= 3 or last_of(broken.output or "").name == f"step-{(step - 1) // 3 * 3:08d}"
+        train(broken, resume=True)
+        assert_same_run(straight.output or "", broken.output or "")
 
 
+@needs_fork
 @pytest.mark.slow
-def test_a_process_killed_from_outside(recipe: MakeRecipe, tmp_path: Path) -> None:
-    """No cooperation at all: another interpreter, SIGKILL whenever its metrics have grown, twice."""
+def test_a_process_killed_from_outside(recipe: MakeRecipe) -> None:
+    """No cooperation at all: SIGKILL from another process whenever the metrics have grown, twice."""
     options: dict[str, Any] = {"train__steps": 40, "train__checkpoint_every": 5, "data__length": 24}
     straight, broken = recipe("straight", **options), recipe("broken", **options)
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(broken.model_dump(mode="json")), encoding="utf-8")
-    program = (
-        "import sys, torch; torch.set_num_threads(1)\n"
-        "from fullband.config import load_recipe\n"
-        "from fullband.training import train\n"
-        "train(load_recipe(sys.argv[1]), resume=sys.argv[2] == 'resume')"
-    )
     metrics = Path(broken.output or "") / "metrics.jsonl"
-    for lines, how in ((7, "fresh"), (16, "resume")):
-        child = subprocess.Popen([sys.executable, "-c", program, str(path), how], env=os.environ | {"OMP_NUM_THREADS": "1"})
-        while child.poll() is None and (not metrics.is_file() or len(read_metrics(metrics)) < lines):
+    for lines, resume in ((7, False), (16, True)):
+        child = os.fork()
+        if child == 0:
+            try:
+                train(broken, resume=resume)
+            finally:
+                os._exit(1)
+        while not metrics.is_file() or len(read_metrics(metrics)) < lines:
+            assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child ended by itself"
             time.sleep(0.002)
-        child.kill()
-        assert child.wait() == -signal.SIGKILL
+        os.kill(child, signal.SIGKILL)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1]), "the child ended by itself"
     train(straight)
     train(broken, resume=True)
     assert_same_run(straight.output or "", broken.output or "")
