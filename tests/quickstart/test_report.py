@@ -71,7 +71,7 @@ def test_it_says(words: str, page: str) -> None:
 
 def test_charts_carry_their_values(page: str, miniature) -> None:
     charts = [json.loads(html.unescape(data)) for data in re.findall(r"data-chart='([^']*)'", page)]
-    assert len(charts) == 4  # two charts, for a desk and for a phone
+    assert len(charts) == 8  # accuracy, loss, gradient norm and learning rates, each for a desk and for a phone
     accuracy = charts[0]["lines"]
     assert [line["key"] for line in accuracy] == list(miniature.result["accuracy"])
     assert accuracy[-1]["y"] == pytest.approx(miniature.result["accuracy_by_position"]["exact"], abs=5e-4)
