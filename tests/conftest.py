@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests run side by side, and OpenMP threads that wait for each other spin
+gc.disable()  # until all is imported: see pytest_collection_finish
 
 import pytest
 import torch
@@ -24,6 +26,13 @@ from fullband.model import FullBandModel
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests find the slow references: `from reference.decoder import …`
 
 SHAPE: dict[str, Any] = dict(vocab_size=23, width=16, layers=3, heads=4, kv_heads=2, glu_width=24, context=64, window=5, full_every=3)
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector leaves alone what imports and collection made: half a second for each time it goes through it all."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
