@@ -99,8 +99,8 @@ def test_a_model_without_a_template_says_so(trunk_config: Callable[..., TrunkCon
     FullBandModel(trunk_config(vocab_size=257, context=128), "residual").save(tmp_path)
     ByteTokenizer().save(tmp_path)
     done = chat(tmp_path, "hi\n", "--json", "--temperature", "0")
-    assert "its fusion is not trained yet: soft and fused equal standard" in done.err
-    assert "no chat template came with this model; ChatML is used" in done.err
+    assert "its fusion is not trained yet: soft and fused give the same text as standard" in done.err
+    assert "this model has no chat template; using ChatML" in done.err
     assert answers(done)[0]["prompt_tokens"] == len("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
 
@@ -111,8 +111,8 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
     for said, expected in (
         ("/mod soft\n", "/mod: no such command; did you mean /mode?"),
         ("/replay soft\n", "there is no turn to replay yet"),
-        ("/passes many\n", "'many' is not 0, 1, 2"),
-        ("/save\n", "/save FILE: give the file"),
+        ("/passes many\n", "must be 0, 1, 2, …, exact or converged, got 'many'"),
+        ("/save\n", "/save needs the name of a file"),
         (f"/save {tmp_path}/no/such/talk.json\n", "No such file or directory"),
         ("x" * 600 + "\n", "does not fit the model's context of 512"),
     ):

@@ -54,7 +54,7 @@ def test_where_answers_part() -> None:
 def test_the_mark_survives_without_colours() -> None:
     answer = Answer([1, 2, 3], ["a", "\n", "\x1bc"], "stop")
     assert marked(answer, 1).plain == "a»\\n«\n\ufffdc"
-    assert marked(answer, 3).plain == "a\n\ufffdc»ends here«"
+    assert marked(answer, 3).plain == "a\n\ufffdc»end of text«"
     assert marked(answer, None).plain == "a\n\ufffdc"
 
 
@@ -80,10 +80,13 @@ def test_json_agrees_with_generate(text_run: Trained, passes: list[str]) -> None
 def test_in_the_terminal(text_run: Trained, tmp_path: Path) -> None:
     one = fullband("generate", text_run.folder, "the quick", "--compare", "--max-new-tokens", "10")
     assert one.code == 0 and one.err == ""
-    assert "Compute differs: fused reads the prompt in an extra pass (18 positions, the others 9)" in " ".join(one.out.split())
+    assert (
+        "The modes do not cost the same: fused takes one feedback pass over the prompt (18 positions computed, by the others 9)"
+        in " ".join(one.out.split())
+    )
     (tmp_path / "p.txt").write_text("the quick\nbrown\n")
     several = fullband("generate", text_run.folder, "--prompts", tmp_path / "p.txt", "--compare", "--max-new-tokens", "10")
-    assert "Tokens of 2 answers by mode" in several.out and "median tokens" in several.out
+    assert "Length of 2 answers in tokens" in several.out and "median tokens" in several.out
 
 
 def test_the_page_of_a_set_of_prompts(text_run: Trained, tmp_path: Path) -> None:
@@ -104,8 +107,8 @@ def test_the_page_marks_the_first_differing_token() -> None:
     check_page(text)
     assert '<span class="same">ab</span><mark>c</mark>d' in text
     assert '<span class="same">ab</span><mark>x</mark>d' in text
-    assert '<span class="same">ab</span><mark><small>ends here</small></mark>' in text
-    assert "Soft and Fused part from Standard" in text
+    assert '<span class="same">ab</span><mark><small>end of text</small></mark>' in text
+    assert "Soft and Fused differ from Standard" in text
     same = comparison("ab", "ab", "ab")
     assert "Three modes, one answer" in page(same, described(same))
 

@@ -32,7 +32,7 @@ def gated(source: Path) -> Path:
 def test_convert_says_what_it_made(source: Path, tmp_path: Path) -> None:
     done = fullband("convert", source, "-o", tmp_path / "out")
     assert done.code == 0, done.err
-    for part in ("'llama' with the fusion 'residual'", "equals the source bit for bit", "soft and fused equal standard until it is"):
+    for part in ("'llama' with the fusion 'residual'", "equals the source, bit for bit", "until it is, soft and fused equal standard"):
         assert part in done.out
     assert done.err == ""
     found = fullband("convert", source, "-o", tmp_path / "json", "--fusion", "gated", "--dtype", "bfloat16", "--json").json
@@ -95,8 +95,8 @@ def test_bad_input_is_one_line(source: Path, gated: Path, tmp_path: Path) -> Non
     out = tmp_path / "out"
     assert "nowhere/at/all: no such model folder" in refused("convert", "nowhere/at/all", "-o", out)
     assert f"{source.parent}: not a model folder" in refused("convert", source.parent, "-o", out)
-    assert "--fusion: 'sum' is none of gated" in refused("convert", source, "-o", out, "--fusion", "sum")
-    assert "--dtype: 'int3' is none of" in refused("convert", source, "-o", out, "--dtype", "int3")
+    assert "--fusion: must be one of gated" in refused("convert", source, "-o", out, "--fusion", "sum")
+    assert "--dtype: must be one of" in refused("convert", source, "-o", out, "--dtype", "int3")
     assert "is a full-bandwidth model already" in refused("convert", gated, "-o", out)
     assert "nowhere.txt: no such file" in refused("convert", source, "-o", out, "--calibrate", "nowhere.txt")
     assert f"{gated}: exists already; give another folder, or --force" in refused("convert", source, "-o", gated)

@@ -40,7 +40,7 @@ def test_in_words(text_run: Trained) -> None:
         "Passes needed until 99% of the states move less than 0.1:",
         "Greedy (soft",
         "Sampled (soft",
-        "A nudge of 0.02",
+        "A perturbation of 0.02",
         "as Eqs. 2 and 7 say",
     ):
         assert words in said
@@ -87,7 +87,7 @@ def test_the_page_of_what_was_not_measured(text_run: Trained, tmp_path: Path) ->
 def test_a_response_that_is_not_finite_has_a_report(task_run: Trained, tmp_path: Path) -> None:
     done = fullband("diagnose", task_run.folder, *SHORT, "--sigma", "1e40", "--output", tmp_path)
     assert done.code == 0, done.err
-    assert "A nudge of 1e+40 of a state's norm: x – a position" in done.out
+    assert "A perturbation of 1e+40 of a state's norm grows x – per position" in done.out
     assert json.loads((tmp_path / "diagnosis.json").read_text())["perturbation"]["along_positions"]["distance"][0] is None
     assert (tmp_path / "report.html").is_file() and (tmp_path / "response.png").is_file()
     assert fullband("plot", tmp_path, "-o", tmp_path / "figures").code == 0
@@ -95,7 +95,7 @@ def test_a_response_that_is_not_finite_has_a_report(task_run: Trained, tmp_path:
 
 def test_task_by_name(task_run: Trained) -> None:
     assert fullband("diagnose", task_run.folder, *SHORT, "--task", "S3", "--length", "40", "--json").json["trace"]["length"] == 40
-    assert "was not trained on this task" in refused("diagnose", task_run.folder, "--task", "A5")
+    assert "was not trained on the task" in refused("diagnose", task_run.folder, "--task", "A5")
     assert "modulus" in refused("diagnose", task_run.folder, "--task", "modular-x")
     assert "no such group" in refused("diagnose", task_run.folder, "--task", "sudoku")
 
@@ -103,7 +103,7 @@ def test_task_by_name(task_run: Trained) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--text", "a.txt", "--task", "S3"), "give one of them"),
+        (("--text", "a.txt", "--task", "S3"), "give only one of them"),
         (("--length", "1000"), "do not fit the model's context of 48"),
         (("--tolerance", "0"), "above 0"),
         (("--sigma", "nan"), "above 0"),
@@ -111,7 +111,7 @@ def test_task_by_name(task_run: Trained) -> None:
         (("--temperature", "inf"), "above 0"),
         (("--output", f"{__file__}/report"), "can't be written"),
         (("--text", "nowhere.txt"), "nowhere.txt"),
-        (("--text", ""), "--text: a name of a file is empty"),
+        (("--text", ""), "--text: the name of a file must not be empty"),
         (("--rollout", "1"), "a rollout is of at least 2 tokens, not 1"),
     ],
 )
@@ -134,4 +134,4 @@ def test_a_seed_too_large_names_the_option(task_run: Trained) -> None:
 
 def test_what_two_passes_cannot_show_is_a_dash(task_run: Trained) -> None:
     done = fullband("diagnose", task_run.folder, "--passes", "3", "--rows", "1", "--length", "4", "--rollout", "2")
-    assert done.code == 0 and "Change ratio a pass: median –, 99th percentile –, – at the end" in " ".join(done.out.split()), done.out
+    assert done.code == 0 and "Change ratio per pass: median –, 99th percentile –, – at the end" in " ".join(done.out.split()), done.out

@@ -121,7 +121,7 @@ def test_a_finished_evaluation_is_not_run_again(whole: Path, arguments: list[Any
     monkeypatch.setattr("fullband.evaluate.run.score_benchmark", lambda *asked: pytest.fail("scored again"))
     monkeypatch.setattr("fullband.evaluate.run.roll_out", lambda *asked: pytest.fail("answered again"))
     done = fullband(*arguments, "-o", whole)
-    assert done.code == 0 and f"going on with {whole}" in done.err.replace("\n", "")
+    assert done.code == 0 and f"continuing {whole}" in done.err.replace("\n", "")
     assert (whole / "results.json").read_bytes() == before
 
 
@@ -195,14 +195,14 @@ def no_split(folder: Path) -> list[Any]:
         (lambda folder: ["arc_easy", "--data-dir", folder / "none"], "none: no such folder of data"),
         (lambda folder: ["arc_easy", "--baseline", folder / "none"], "none: no such model folder"),
         (lambda folder: ["arc_easy", "--data-dir", folder], "no data for arc_easy: a folder named arc_easy"),
-        (lambda folder: ["arc_easy", "--feedback-passes", "few"], "--feedback-passes: 'few' is not 0, 1, 2"),
+        (lambda folder: ["arc_easy", "--feedback-passes", "few"], "--feedback-passes: must be 0, 1, 2, …, exact or converged, got 'few'"),
         (lambda folder: ["gsm8k", "--modes", "hard"], "unknown mode 'hard'"),
-        (lambda folder: ["gsm8k", "--prompts", "long"], "--prompts: 'long' is neither base nor chat"),
+        (lambda folder: ["gsm8k", "--prompts", "long"], "--prompts: must be base or chat, got 'long'"),
         (lambda folder: ["gsm8k", "--shard", "3/2"], "a shard is i/n with 1 ≤ i ≤ n, not 3/2"),
         (lambda folder: ["gsm8k", "--k", "11"], "Pass@11 needs at least 11 rollouts"),
         (lambda folder: ["gsm8k", "--temperatures", "0"], "temperatures of rollouts are numbers above 0"),
         (lambda folder: ["gsm8k", "--temperatures", "inf"], "temperatures of rollouts are numbers above 0"),
-        (lambda folder: ["gsm8k", "--fused-passes", "some"], "--fused-passes: 'some' is not 0, 1, 2"),
+        (lambda folder: ["gsm8k", "--fused-passes", "some"], "--fused-passes: must be 0, 1, 2, …, exact or converged, got 'some'"),
     ],
 )
 def test_one_line(text_run: Trained, tmp_path: Path, more: Callable[[Path], list[Any]], expected: str) -> None:

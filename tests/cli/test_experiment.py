@@ -105,7 +105,7 @@ def test_a_job_in_hand_elsewhere_is_passed_over(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     with alone_in(folder, "fed-seed-1.job.lock"):
         done = fullband(*arguments(tmp_path))
-    assert done.code == 0 and done.err.count("another process has it in hand") == 2  # asked for again behind the others
+    assert done.code == 0 and done.err.count("another process is running it") == 2  # asked for again behind the others
     assert "not run: fed, seed 1" in " ".join(done.out.split())
     again = fullband(*arguments(tmp_path), "--json")
     assert not again.json["unfinished"] and "fed-seed-1" in again.err and "fed-seed-0" not in again.err
@@ -186,7 +186,7 @@ def test_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--seeds", "-1"], "--seeds: '-1' is no whole number from 0 on"),
+        (["--seeds", "-1"], "--seeds: must be whole numbers from 0, got '-1'"),
         (["--cells", "fad"], "--cells: toy has no 'fad'"),
         (["--report"], "no cell is finished yet"),
     ],
@@ -197,4 +197,4 @@ def test_refusals(words: list[str], said: str, tmp_path: Path) -> None:
 
 
 def test_without_a_name() -> None:
-    assert "--list shows them" in refused("experiment")
+    assert "--list` shows them" in refused("experiment")

@@ -69,7 +69,7 @@ def test_numbers_of_speculation(text_run: Trained) -> None:
     assert done["settings"]["speculate"] == {"draft_length": 2, "max_passes": 3, "tolerance": 0}
     report = done["speculation"]
     assert 0 < report["drafted"] <= 2 * report["checks"] and report["passes"] <= 3 * report["checks"] + report["steps"]
-    assert refused("generate", text_run.folder, PROMPT, "--draft-length", "2").endswith("--draft-tolerance go with --speculate")
+    assert refused("generate", text_run.folder, PROMPT, "--draft-length", "2").endswith("--draft-tolerance need --speculate")
     assert "not Speculation(draft_length=0" in refused("generate", text_run.folder, PROMPT, "--speculate", "--draft-length", "0")
 
 
@@ -112,7 +112,7 @@ def test_int8_weights_need_torchao(text_run: Trained, monkeypatch: pytest.Monkey
 def test_converged_reading_says_what_it_took(text_run: Trained, overflow: str) -> None:
     options = ["--mode", "fused", "--feedback-passes", "converged", "--max-new-tokens", "4", "--overflow", overflow]
     done = fullband("generate", text_run.folder, PROMPT, *options)
-    assert done.err.startswith("prompt read until its states settled: ")
+    assert done.err.startswith("converged prefill: ")
     result = fullband("generate", text_run.folder, PROMPT, *options, "--json").json
     assert result["feedback_passes"] == "converged" and result["converged"]["passes"] >= 1
     texts = made_by_library(text_run, mode="fused", feedback_passes="converged", max_new_tokens=4)

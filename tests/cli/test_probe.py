@@ -46,7 +46,7 @@ def test_results_and_figures(model: Path, tmp_path: Path) -> None:
 def test_tables(model: Path) -> None:
     done = fullband("probe", model, "--tasks", "registers", "--prefill", "standard,4", "--groups", 4)
     assert done.code == 0, done.err
-    for words in ("registers, latest write", "standard", "4 steps", "Is it used?", "Token counts are App. F's"):
+    for words in ("registers, latest write", "standard", "4 steps", "Is it used?", "Token counts are those of App. F"):
         assert words in done.out, words
 
 

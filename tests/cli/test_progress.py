@@ -155,7 +155,9 @@ def test_evaluating_exactly_says_what_it_will_take(isometric_model, monkeypatch:
     monkeypatch.setattr(reading, "PATIENCE", 0.0)
     documents = [as_document(np.arange(length) % 23) for length in (30, 20, 12)]
     say_what_exact_takes(isometric_model(), documents, 60)
-    assert re.fullmatch(r"exact: 42 steps, one position after the other, about \d+s; fewer with --documents\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"exact evaluation: 42 steps, one position at a time, about \d+s; fewer with --documents\n", capsys.readouterr().err
+    )
     monkeypatch.setattr(reading, "PATIENCE", 1e9)
     say_what_exact_takes(isometric_model(), documents, 60)
     assert capsys.readouterr().err == ""

@@ -59,9 +59,11 @@ def test_an_output_file_and_its_summary(text_run: Trained, prompts: Path, tmp_pa
     assert (done.json["prompts"], done.json["completions"], done.json["made_now"]) == (4, 4, 4)
     assert done.json["tokens"] == sum(line["tokens"] for line in lines) and done.json["speculation"]["passes"] > 0
     before = out.read_bytes()
-    assert f"{out}: already there; continue it with --resume" in refused("generate", text_run.folder, "--prompts", prompts, "--output", out)
+    assert f"{out}: already exists; continue it with --resume" in refused(
+        "generate", text_run.folder, "--prompts", prompts, "--output", out
+    )
     again = generate(text_run, "--prompts", prompts, "--output", out, "--resume", "--speculate")
-    assert again.code == 0 and "nothing is left to do" in again.err and out.read_bytes() == before
+    assert again.code == 0 and "nothing left to do" in again.err and out.read_bytes() == before
 
 
 @pytest.mark.parametrize("torn", [0, 20])
@@ -78,14 +80,14 @@ def test_an_interrupted_run_goes_on(text_run: Trained, prompts: Path, tmp_path: 
 
     monkeypatch.setattr(Job, "identity", stops)
     done = generate(text_run, *options, "--output", out)
-    assert done.code == 130 and "--resume goes on behind them" in done.err
+    assert done.code == 130 and "continue with the same command and --resume" in done.err
     monkeypatch.undo()
     complete = whole.read_bytes()
     assert out.read_bytes() == b"".join(complete.splitlines(keepends=True)[:5])
     with open(out, "ab") as file:
         file.write(complete.splitlines()[5][:torn])
     done = generate(text_run, *options, "--output", out, "--resume")
-    assert done.code == 0 and f"{out}: holds 5 of 8 completions" in done.err.replace("\n", "")
+    assert done.code == 0 and f"{out}: has 5 of 8 completions" in done.err.replace("\n", "")
     assert out.read_bytes() == complete
 
 
@@ -94,10 +96,12 @@ def test_another_runs_lines_are_not_continued(text_run: Trained, prompts: Path, 
     generate(text_run, "--prompts", prompts, "--output", out)
     before = out.read_bytes()
     command = ["generate", text_run.folder, "--max-new-tokens", "8", "--prompts", prompts, "--output", out, "--resume"]
-    assert f"{out}:1: of another run (settings" in refused(*command, "--seed", "1")
-    assert f'{out}:1: of another run (mode "soft", not "standard")' in refused(*command, "--mode", "standard")
+    assert f"{out}:1: from another run (settings" in refused(*command, "--seed", "1")
+    assert f'{out}:1: from another run (mode is "soft" there, "standard" here)' in refused(*command, "--mode", "standard")
     (tmp_path / "fewer.txt").write_text("the quick\n")
-    assert f"{out}:2: more completions than the 1 asked for" in refused(*command[:5], tmp_path / "fewer.txt", *command[6:])
+    assert f"{out}:2: the file has more completions than the 1 of this request" in refused(
+        *command[:5], tmp_path / "fewer.txt", *command[6:]
+    )
     assert out.read_bytes() == before
     for line in ("text", "[" * 5000):
         out.write_text(f"{line}\n")
@@ -123,20 +127,20 @@ def test_jsonl_and_standard_input(text_run: Trained, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("p.txt", b"", "p.txt: no prompts in it"),
-        ("p.txt", b"\n \n", "p.txt: no prompts in it"),
+        ("p.txt", b"", "p.txt: has no prompts"),
+        ("p.txt", b"\n \n", "p.txt: has no prompts"),
         ("p.txt", b"a\n\xff\n", "p.txt:2: not UTF-8"),
         ("p.txt", b"the\n" + b"the " * 20, "p.txt:2: the prompt has 80 tokens and does not fit the model's context of 48"),
         ("p.txt", b"the\n\n" + b"a" * 45, "p.txt:3: the prompt has 45 tokens; with max_new_tokens=8 it exceeds the model's context of 48"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "p.jsonl:2: not valid JSON"),
-        ("p.jsonl", b"[" * 5000 + b"\n", "p.jsonl:1: not readable as JSON"),
-        ("p.jsonl", b'{"prompt": ' + b"1" * 5000 + b"}\n", "p.jsonl:1: not readable as JSON"),
-        ("p.jsonl", b'"a"\n', "p.jsonl:1: a str, not a JSON object with a field 'prompt'"),
+        ("p.jsonl", b"[" * 5000 + b"\n", "p.jsonl:1: not valid JSON"),
+        ("p.jsonl", b'{"prompt": ' + b"1" * 5000 + b"}\n", "p.jsonl:1: not valid JSON"),
+        ("p.jsonl", b'"a"\n', "p.jsonl:1: must be a JSON object with a field 'prompt', got a str"),
         ("p.jsonl", b'{"text": "a"}\n', "p.jsonl:1: no field 'prompt'; the fields there are text"),
-        ("p.jsonl", b'{"prompt": 3}\n', "p.jsonl:1: the field 'prompt' holds int, not text"),
+        ("p.jsonl", b'{"prompt": 3}\n', "p.jsonl:1: the field 'prompt' must be text, got int"),
         ("p.jsonl", b'{"prompt": ""}\n', "p.jsonl:1: the prompt is empty"),
-        ("p.jsonl", b'{"prompt": "a", "id": [1]}\n', "p.jsonl:1: the field 'id' holds list"),
-        ("p.jsonl", b'{"prompt": "a", "id": 2}\n{"prompt": "b"}\n', "p.jsonl:2: the id 2 is that of"),
+        ("p.jsonl", b'{"prompt": "a", "id": [1]}\n', "p.jsonl:1: the field 'id' must be a number or text, got list"),
+        ("p.jsonl", b'{"prompt": "a", "id": 2}\n{"prompt": "b"}\n', "p.jsonl:2: the id 2 is already used in"),
     ],
 )
 def test_files_that_are_refused(text_run: Trained, tmp_path: Path, name: str, content: bytes, expected: str) -> None:
@@ -149,8 +153,8 @@ def test_files_that_are_refused(text_run: Trained, tmp_path: Path, name: str, co
 
 def test_places_that_cannot_be_written(text_run: Trained, prompts: Path, tmp_path: Path) -> None:
     command = ["generate", text_run.folder, "--prompts", prompts, "--output"]
-    assert f"{tmp_path}: a folder, not a file" in refused(*command, tmp_path)
-    assert "no such folder" in refused(*command, tmp_path / "nowhere" / "a.jsonl")
+    assert f"{tmp_path}: is a folder" in refused(*command, tmp_path)
+    assert "does not exist" in refused(*command, tmp_path / "nowhere" / "a.jsonl")
 
 
 def test_progress_in_a_terminal_and_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,5 +24,5 @@ def test_sections_schema_and_what_is_no_key() -> None:
     assert "optim.matrix_lr\n" in shown and "default 0.01" in shown and "train.steps" not in shown
     assert "data.source [files].paths" in fullband("recipe", "data.source").out
     assert fullband("recipe", "--schema").json == Recipe.model_json_schema()
-    assert "optin: no such key" in refused("recipe", "optin")
+    assert "optin: not a key" in refused("recipe", "optin")
     assert max(map(len, fullband("recipe").out.splitlines())) <= 80

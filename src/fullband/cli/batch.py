@@ -66,17 +66,17 @@ class Job:
         for row, line in enumerate(lines):
             where = f"{path}:{row + 1}"
             if row >= self.total:
-                raise ValueError(f"{where}: more completions than the {self.total} asked for; give another --output")
+                raise ValueError(f"{where}: the file has more completions than the {self.total} of this request; choose another --output")
             try:
                 found = json.loads(line)
             except (ValueError, RecursionError):
                 found = None
             if not isinstance(found, dict):
-                raise ValueError(f"{where}: not a completion; remove this line and those after it, or give another --output")
+                raise ValueError(f"{where}: not a completion; remove this line and those after it, or choose another --output")
             for key, ours in self.identity(row).items():
                 if found.get(key) != ours:
                     theirs = json.dumps(found.get(key), ensure_ascii=False)
-                    raise ValueError(f"{where}: of another run ({key} {theirs}, not {json.dumps(ours, ensure_ascii=False)})")
+                    raise ValueError(f"{where}: from another run ({key} is {theirs} there, {json.dumps(ours, ensure_ascii=False)} here)")
         if torn:
             os.truncate(path, len(content) - len(torn))
         self.written = len(lines)
@@ -161,17 +161,17 @@ def check_output(path: Path, resume: bool) -> None:
     """Raises ValueError if the lines could not be written there, before anything takes time."""
     check_writable(path)
     if path.exists() and path.stat().st_size and not resume:
-        raise ValueError(f"{path}: already there; continue it with --resume, or give another --output")
+        raise ValueError(f"{path}: already exists; continue it with --resume, or choose another --output")
 
 
 def check_writable(path: Path) -> None:
     """Raises ValueError if a file cannot be written there."""
     if path.is_dir():
-        raise ValueError(f"{path}: a folder, not a file that can be written")
+        raise ValueError(f"{path}: is a folder; give the name of a file")
     if not path.parent.is_dir():
-        raise ValueError(f"{path}: no such folder {path.parent}; make it first")
+        raise ValueError(f"{path}: the folder {path.parent} does not exist; create it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"{path}: no permission to write it")
+        raise ValueError(f"{path}: no permission to write this file")
 
 
 @contextmanager

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "/mode": "standard|soft|fused    the mode of the next turns",
-    "/passes": "N|exact|converged      how fused reads the conversation (and go over to fused)",
-    "/replay": "MODE                   answer the last turn again in this mode, with the same draws",
+    "/passes": "N|exact|converged      feedback passes over the conversation; switches to the mode fused",
+    "/replay": "MODE                   answer the last turn again in this mode, with the same random numbers",
     "/reset": "                       forget the conversation",
     "/system": "TEXT                   the system message; without text: none",
     "/save": "FILE                   the conversation as JSON",
@@ -48,22 +48,24 @@ def chat(
     model: ModelFolder,
     mode: Annotated[str, typer.Option(help="standard: no feedback. soft: plain conversation, fused answers. fused: both fused.")] = "soft",
     feedback_passes: Annotated[
-        str | None, typer.Option(metavar="N|exact|converged", help="How fused reads the conversation: 1 (default), 2, …")
+        str | None, typer.Option(metavar="N|exact|converged", help="Feedback passes over the conversation in fused mode; default: 1.")
     ] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Of an answer; default: 256, or as many as the context has room for.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that together have this probability.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message of the conversation.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Maximum number of new tokens in an answer; default: 256, or what still fits the context.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely token.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens whose probabilities add up to this.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON for each answer on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each answer on stdout.")] = False,
 ) -> None:
     """Talk to a model.
 
-    Answers appear as they are made. The mode can be changed between turns, and a turn answered again in another. A turn is a new
-    prompt: the whole conversation is read again by the rule of the mode. Without a terminal, each line of standard input is a turn or a
-    command.
+    Answers appear as they are generated. The mode can be changed between turns, and a turn can be answered again in another mode.
+    Each turn is a new prompt: the whole conversation is prefilled again in the current mode. Without a terminal, each line of standard
+    input is a turn or a command.
     """
     from fullband.cli.completions import Request
     from fullband.cli.console import messages
@@ -79,9 +81,9 @@ def chat(
     template = load_chat_template(folder)
     conversation = Conversation(network, tokenizer, template, request, system)
     if not template.is_own:
-        messages().print(f"{folder}: no chat template came with this model; ChatML is used", soft_wrap=True)
+        messages().print(f"{folder}: this model has no chat template; using ChatML", soft_wrap=True)
     if is_untrained(conversation):
-        messages().print(f"{folder}: its fusion is not trained yet: soft and fused equal standard", soft_wrap=True)
+        messages().print(f"{folder}: its fusion is not trained yet: soft and fused give the same text as standard", soft_wrap=True)
     interactive = sys.stdin.isatty() and not as_json
     if interactive:
         messages().print(f"{folder}, mode {request.mode.name}. /help lists the commands.", soft_wrap=True)
@@ -166,7 +168,7 @@ class Session:
             return
         print(flush=True)
         if turn.answer.finish_reason != "stop":
-            why = {"length": "the answer is as long as it may be", "cancelled": "cancelled"}[turn.answer.finish_reason]
+            why = {"length": "the answer reached the maximum length", "cancelled": "cancelled"}[turn.answer.finish_reason]
             self.note(f"({why})")
 
     def note(self, text: str) -> None:
@@ -197,7 +199,7 @@ class Session:
 
     def reset(self, argument: str) -> None:
         self.conversation.reset()
-        self.note("the conversation is forgotten")
+        self.note("the conversation was cleared")
 
     def set_system(self, argument: str) -> None:
         self.conversation.system = argument or None
@@ -207,7 +209,7 @@ class Session:
         from fullband.files import write_json
 
         if not argument:
-            raise ValueError("/save FILE: give the file")
+            raise ValueError("/save needs the name of a file")
         try:
             write_json(Path(argument), {"model": str(self.folder)} | self.conversation.to_json())
         except OSError as error:

@@ -18,19 +18,19 @@ EXAMPLES = """Examples:
 
 \b
   fullband compare runs/evaluate/mine-paper-mc runs/evaluate/standard-paper-mc
-  fullband compare runs/mbpp                       merges its shards, once all are there
+  fullband compare runs/mbpp                       merges its shards once all are finished
   fullband compare runs/one runs/two --json
 """
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that `fullband evaluate` filled.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Output folders of `fullband evaluate`.")],
     as_json: AsJson = False,
 ) -> None:
-    """Lay evaluations side by side.
+    """Compare evaluations side by side.
 
-    One folder: its reports are written again, from all its shards if it has some, or from a results.json that stands alone. Several: paired
-    differences to the first, on the documents and problems that both have.
+    One folder: its reports are written again, from its shards if it has any, or from its results.json alone. Several: paired
+    differences from the first, over the documents and problems that both contain.
     """
     from fullband.cli.console import output, print_json
 

@@ -20,11 +20,13 @@ EXAMPLES = """Examples:
 
 
 def compare_runs(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or not.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write a page that opens offline.")] = None,
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of training runs, finished or not.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write an HTML page that works offline to this file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Lay training runs side by side: shock, crossover and losses at equal token-equivalent compute."""
+    """Compare training runs side by side: shock, crossover and losses at equal token-equivalent compute."""
     from fullband.cli.console import messages, print_json
     from fullband.cli.console import output as stdout
     from fullband.files import write_bytes
@@ -64,13 +66,13 @@ def print_comparison(console: Console, found: dict[str, Any]) -> None:
         console,
         f"Runs at equal token-equivalent compute ({short(found['equal_compute'])}) and at equal tokens ({short(found['equal_tokens'])})",
         made,
-        "Losses are held-out, in nats a token by feedback passes, at the last evaluation up to there.",
+        "Losses are held-out, in nats a token by feedback passes, from the last evaluation at or before that point.",
     )
     print_differing(console, found["differing_data"])
 
 
 def print_differing(console: Console, differing: list[str]) -> None:
     if differing:
-        console.print("These runs differ in their data: their losses are not of the same text.", style="bold")
+        console.print("These runs used different data: their losses are not comparable.", style="bold")
         for line in differing:
             console.print(f"  {line}", soft_wrap=True)

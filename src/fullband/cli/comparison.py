@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fullband.config import FeedbackPasses
 
 NARROW = 90  # columns below which the answers stand one under the other
-ENDED = {"stop": "ended by itself", "length": "cut at the limit", "cancelled": "cancelled"}
+ENDED = {"stop": "complete", "length": "cut off at the limit", "cancelled": "cancelled"}
 MARK = "bold reverse"
 UNSEEN = {code: "\ufffd" for code in [*range(9), *range(11, 32), 127]}  # control characters would act on a terminal
 
@@ -97,7 +97,7 @@ def marked(answer: Answer, place: int | None) -> Text:
     before, token, behind = (part if part is None else part.translate(UNSEEN) for part in split_at(answer, place))
     text = Text(before or "")
     if token is not None:
-        shown = token.replace("\n", "\\n").replace("\t", "\\t") or "ends here"
+        shown = token.replace("\n", "\\n").replace("\t", "\\t") or "end of text"
         text.append(f"»{shown}«", style=MARK)
         text.append(("\n" if token.endswith("\n") else "") + (behind or ""))
     return text
@@ -107,7 +107,7 @@ def print_prompts(console: Console, described: dict[str, Any]) -> None:
     made = Table(box=box.SIMPLE_HEAD)
     made.add_column("id", overflow="fold", max_width=24)
     made.add_column("prompt", no_wrap=True, overflow="ellipsis", max_width=48)
-    for heading in (*MODES, "soft parts at", "fused parts at"):
+    for heading in (*MODES, "soft differs at", "fused differs at"):
         made.add_column(heading, justify="right")
     for prompt in described["prompts"]:
         answers = prompt["answers"]
@@ -119,16 +119,16 @@ def print_prompts(console: Console, described: dict[str, Any]) -> None:
         )
     print_table(
         console,
-        f"Tokens of {len(described['prompts'])} answers by mode, and the first token (from 0) that differs from standard",
+        f"Length of {len(described['prompts'])} answers in tokens, and the first token (from 0) that differs from standard",
         made,
-        "+ did not end by itself: it was cut at the limit.",
+        "+ cut off at the token limit.",
     )
 
 
 def print_modes(console: Console, described: dict[str, Any]) -> None:
     several = len(described["prompts"]) > 1
-    headings = ["mode", "prompt read in", f"{'median ' if several else ''}tokens", "ended by themselves" if several else "ended"]
-    headings += ["same text", "parts at", "first token", "each step", "in all"]
+    headings = ["mode", "feedback passes", f"{'median ' if several else ''}tokens", "complete" if several else "ended"]
+    headings += ["same text", "differs at", "first token", "each token", "total"]
     made = table(headings)
     for mode, row in described["modes"].items():
         answers = [prompt["answers"][mode] for prompt in described["prompts"]]
@@ -144,7 +144,7 @@ def print_modes(console: Console, described: dict[str, Any]) -> None:
             "-" if row["seconds_per_step"] is None else seconds(row["seconds_per_step"]),
             seconds(row["seconds"]),
         )
-    print_table(console, "What the modes took", made, compute_note(described))
+    print_table(console, "Length and time by mode", made, compute_note(described))
 
 
 def compute_note(described: dict[str, Any]) -> str:
@@ -152,15 +152,15 @@ def compute_note(described: dict[str, Any]) -> str:
     modes = described["modes"]
     passes, plain = modes["fused"]["feedback_passes"], modes["standard"]["positions_read"]
     if passes == "exact":
-        reads = "the prompt position by position, the others in one parallel pass"
+        reads = "computes the prompt one position at a time, the others in one parallel pass"
     elif passes == "converged":
-        reads = "the prompt until its states settle, the others in one pass"
+        reads = "repeats passes over the prompt until its states settle, the others take one pass"
     else:
-        more = "an extra pass" if passes == 1 else f"{passes} extra passes"
-        reads = f"the prompt in {more} ({modes['fused']['positions_read']:,} positions, the others {plain:,})"
+        more = "one feedback pass" if passes == 1 else f"{passes} feedback passes"
+        reads = f"takes {more} over the prompt ({modes['fused']['positions_read']:,} positions computed, by the others {plain:,})"
     return (
-        f"Compute differs: fused reads {reads}; soft and fused pay the fusion at every new token. "
-        '"Parts at" is the first token, counted from 0, that is not standard\'s.'
+        f"The modes do not cost the same: fused {reads}; soft and fused also compute the fusion at every new token. "
+        '"Differs at" is the first token, counted from 0, that differs from standard.'
     )
 
 

@@ -48,7 +48,7 @@ def headline(described: dict[str, Any]) -> str:
     modes = described["modes"]
     if len(described["prompts"]) == 1:
         parted = [TITLES[mode] for mode in MODES[1:] if modes[mode]["identical_texts"] < 1]
-        return f"{' and '.join(parted)} part{'s' * (len(parted) == 1)} from Standard" if parted else "Three modes, one answer"
+        return f"{' and '.join(parted)} differ{'s' * (len(parted) == 1)} from Standard" if parted else "Three modes, one answer"
     shares = {mode: modes[mode]["identical_texts"] for mode in MODES[1:]}
     return "Same as Standard: " + ", ".join(f"{share:.0%} of answers in {TITLES[mode]}" for mode, share in shares.items())
 
@@ -57,13 +57,13 @@ def lengths(described: dict[str, Any]) -> str:
     """How far the medians can be trusted: answers that were cut are as long as the limit, not as long as they would be."""
     cut = {mode: 1 - described["modes"][mode]["ended_by_themselves"] for mode in MODES}
     if not any(cut.values()):
-        return "Every answer ended by itself."
+        return "Every answer is complete."
     shares = ", ".join(f"{share:.0%} in {TITLES[mode]}" for mode, share in cut.items())
-    return f"Cut at the limit of tokens instead of ending by themselves: {shares}; such lengths are the limit's."
+    return f"Cut off at the token limit: {shares}; those answers would have been longer."
 
 
 def modes_table(described: dict[str, Any]) -> str:
-    headings = ("", "prompt read in", "median tokens", "ended by itself", "same text", "parts at", "first token", "each step", "in all")
+    headings = ("", "feedback passes", "median tokens", "complete", "same text", "differs at", "first token", "each token", "total")
     rows = []
     for mode, row in described["modes"].items():
         own = mode == "standard"
@@ -107,9 +107,9 @@ def traces(found: Comparison, described: dict[str, Any], number: int) -> str:
         if mode == "standard":
             where = ""
         elif difference is None:
-            where = ", equal to Standard"
+            where = ", same as Standard"
         else:
-            where = f", parts at token {difference}"
+            where = f", differs from token {difference} on"
         panels.append(
             f'<section class="trace {colour(mode, described["modes"])}"><h3>{TITLES[mode]}</h3>'
             f'<p class="small">{len(answer.tokens)} tokens, {ENDED[answer.finish_reason]}{where}</p>'
@@ -129,7 +129,7 @@ def text(before: str, token: str | None, behind: str) -> str:
     """What the answers share in a soft tone, then the token at which they part, then the rest."""
     if token is None:
         return visible(before)
-    shown = visible(token.replace("\n", "↵").replace("\t", "⇥")) or "<small>ends here</small>"
+    shown = visible(token.replace("\n", "↵").replace("\t", "⇥")) or "<small>end of text</small>"
     rest = ("\n" if token.endswith("\n") else "") + behind
     return f'<span class="same">{visible(before)}</span><mark>{shown}</mark>{visible(rest)}'
 

@@ -137,9 +137,9 @@ def speculation_json(report: SpeculationReport) -> dict[str, Any]:
 def speculation_line(report: SpeculationReport) -> str:
     """What speculation spared, in one line."""
     if not report.checks:
-        return "self-speculation: nothing in the text repeated, so nothing was drafted"
+        return "self-speculation: no repetition in the text, so nothing was drafted"
     return (
-        f"self-speculation: {report.acceptance_length:.2f} drafted tokens kept a check ({report.kept} of {report.drafted} in "
+        f"self-speculation: {report.acceptance_length:.2f} drafted tokens accepted per check ({report.kept} of {report.drafted} in "
         f"{report.checks} checks); {report.passes} passes where plain decoding takes {report.checks + report.steps + report.kept} steps"
     )
 
@@ -155,5 +155,9 @@ def converged_json(report: ConvergedReport, prompt: int) -> dict[str, Any]:
 
 
 def converged_line(found: dict[str, Any]) -> str:
-    exact = "" if found["exact_from"] is None else f"; read exactly from position {found['exact_from']} on, where it was wavefront-limited"
-    return f"prompt read until its states settled: {found['passes']} passes at most, residual {found['residual']:.1e}{exact}"
+    exact = (
+        ""
+        if found["exact_from"] is None
+        else f"; computed one position at a time from position {found['exact_from']} on, where passes did not settle"
+    )
+    return f"converged prefill: at most {found['passes']} passes at a position, residual {found['residual']:.1e}{exact}"

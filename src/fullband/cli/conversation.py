@@ -97,7 +97,7 @@ class Conversation:
         text, made, reason = "", 0, "cancelled"
         try:
             with reading_progress(
-                messages(), self.model, positions_to_read(length, [request.mode.feedback_passes]), "reading the conversation"
+                messages(), self.model, positions_to_read(length, [request.mode.feedback_passes]), "prefilling the conversation"
             ):
                 completing = Completing(
                     self.model, self.tokenizer, [prompt], request.within(self.model.trunk.context), first_key=len(before)

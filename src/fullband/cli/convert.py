@@ -26,8 +26,8 @@ Then:
   fullband detach smollm2-fullband -o smollm2-again            the plain checkpoint, its weights unchanged
 """
 
-Output = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to make; it appears when it is whole.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace DIR if it is a model folder.")]
+Output = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to create; it appears only once it is complete.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace DIR if it is already a model folder.")]
 
 
 def convert(
@@ -37,20 +37,24 @@ def convert(
     output: Output,
     fusion: Annotated[
         str | None,
-        typer.Option(help="residual (default): changes nothing before it is trained. gated (Eq. 4), concat, add: start at random."),
+        typer.Option(
+            help="Kind of fusion. residual (default): changes nothing until it is trained; gated (Eq. 4), concat, add: start at random."
+        ),
     ] = None,
     calibrate: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Measure the embedding scale on this text, not over the vocabulary; may be repeated."),
+        typer.Option(
+            metavar="FILE", help="Text file on which to measure the scale of embeddings, instead of over the vocabulary; may be repeated."
+        ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help=f"{', '.join(DTYPES)}; default: the source's own.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=f"{', '.join(DTYPES)}; default: as in the source.")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Attach latent feedback to a checkpoint.
 
-    The source stays as it is inside: in standard mode the new model's logits equal it bit for bit, which is checked before anything is
-    written. DIR holds weights, configs, tokenizer and a model card; transformers, and every command here, reads it.
+    The source stays unchanged inside: in standard mode the new model's logits equal it bit for bit, which is checked before anything is
+    written. DIR holds weights, configs, tokenizer and a model card; transformers and every command of fullband can load it.
     """
     from fullband.cli.console import output as stdout
     from fullband.cli.console import print_json
@@ -74,7 +78,7 @@ def check_fusion(name: str | None) -> None:
     from fullband.feedback.fusion import FUSIONS
 
     if name is not None and name not in FUSIONS:
-        raise ValueError(f"--fusion: '{name}' is none of {', '.join(FUSIONS)}")
+        raise ValueError(f"--fusion: must be one of {', '.join(FUSIONS)}, got '{name}'")
 
 
 def described(made: Conversion) -> str:
@@ -83,12 +87,13 @@ def described(made: Conversion) -> str:
     share = percent(made.fusion_parameters / made.parameters)
     kind = "an App. A model" if made.kind == "fullband" else f"'{made.kind}'"
     lines = [
-        f"{made.output}: {kind} with the fusion '{made.fusion}', {made.parameters:,} parameters ({share} of them its), {made.dtype}",
-        "standard mode equals the source bit for bit (checked)",
+        f"{made.output}: {kind} with the fusion '{made.fusion}', {made.parameters:,} parameters "
+        f"({share} of them in the fusion), {made.dtype}",
+        "standard mode equals the source, bit for bit (checked)",
     ]
     if not made.has_tokenizer:
-        lines.append("no tokenizer that transformers can read came with it")
+        lines.append("it has no tokenizer that transformers can load")
     if not made.trained:
         untrained = "soft and fused equal standard" if made.fusion == "residual" else "soft and fused are worse than standard"
-        lines.append(f"the fusion is not trained: {untrained} until it is")
+        lines.append(f"the fusion is not trained yet: until it is, {untrained}")
     return "\n".join(lines)

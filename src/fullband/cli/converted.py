@@ -75,7 +75,7 @@ def print_converted(console: Console, name: str, model: dict[str, Any]) -> None:
     shape = ", ".join(f"{label} {value:,}" for label, value in model["shape"].items())
     console.print(f"{name}: a converted '{model['family']}' model ({shape}), fusion {model['fusion']}\n", soft_wrap=True)
     if model["context_with_feedback"] != model["shape"].get("context"):
-        note = f"With latent feedback the context is {model['context_with_feedback']:,}: in longer texts positions turn by other angles.\n"
+        note = f"With latent feedback the context is {model['context_with_feedback']:,}: in longer texts the rotary angles change.\n"
         console.print(note, soft_wrap=True)
     parameters = model["parameters"]
     made = table(["part", "parameters", "share"])

@@ -18,12 +18,12 @@ EXAMPLES = """Example:
 
 
 def detach(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A converted model.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a converted model.")],
     output: Output,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take latent feedback off again.
+    """Remove latent feedback from a converted model.
 
     The result is a plain Hugging Face checkpoint with its tokenizer. If only the fusion was trained, its weights are the source's, bit
     for bit.

@@ -31,32 +31,43 @@ DOCUMENTS = 256  # that rows are cut from, at most
 
 def diagnose(
     model: ModelFolder,
-    text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="txt, jsonl or parquet files, or a glob; may be repeated.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Text to evaluate: txt, jsonl or parquet files, or a glob; may be repeated.")
+    ] = None,
     task: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A built-in task: group-word, S3, S4, S5, A4, A5, Z7 …, modular or modular-11.")
+        str | None,
+        typer.Option(metavar="NAME", help="Evaluate a built-in task: group-word, S3, S4, S5, A4, A5, Z7 …, modular or modular-11."),
     ] = None,
-    recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="What this recipe holds out; default: the run's own.")] = None,
-    passes: Annotated[int, typer.Option(min=3, help="Most passes over the rows; 1000 for Fig. 10.")] = 32,
-    rows: Annotated[int, typer.Option(min=1, help="Rows to read.")] = 8,
+    recipe: Annotated[
+        Path | None, typer.Option(metavar="RECIPE", help="Use the held-out data of this recipe; default: the run's own.")
+    ] = None,
+    passes: Annotated[int, typer.Option(min=3, help="Maximum number of passes; 1000 for Fig. 10.")] = 32,
+    rows: Annotated[int, typer.Option(min=1, help="Number of sequences to evaluate.")] = 8,
     length: Annotated[
-        int | None, typer.Option(min=4, help="Positions of a row; default: 256 or twice the passes, as context and data allow.")
+        int | None,
+        typer.Option(
+            min=4, help="Length of a sequence in tokens; default: 256 or twice the passes, whichever is more, if context and data allow."
+        ),
     ] = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="Relative state change that counts as settled.")] = 1e-2,
-    rollout: Annotated[int, typer.Option(min=0, help="Tokens of the rollouts, one greedy and one sampled, at least 2; 0 = none.")] = 2048,
-    temperature: Annotated[float, typer.Option(help="Of the sampled rollout.")] = 1.0,
+    tolerance: Annotated[float, typer.Option(min=0, help="Relative change of a state below which it counts as settled.")] = 1e-2,
+    rollout: Annotated[
+        int, typer.Option(min=0, help="Length of the two rollouts (greedy and sampled) in tokens, at least 2; 0 = none.")
+    ] = 2048,
+    temperature: Annotated[float, typer.Option(help="Temperature of the sampled rollout.")] = 1.0,
     sigma: Annotated[float, typer.Option(help="Size of the perturbation, relative to the state's norm.")] = 0.02,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of sampling, noise and the task's rows.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed for sampling, noise and the task's examples.")] = 0,
     folder: Annotated[
-        Path | None, typer.Option("--output", metavar="DIR", help="Write diagnosis.json, report.html and figures (PNG, SVG) there.")
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="Write diagnosis.json, report.html and figures (PNG, SVG) to this folder."),
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Say whether the feedback settles, and why.
+    """Measure whether the feedback settles, and why.
 
-    Reads rows in repeated passes and exactly, generates, perturbs, and looks at what each state can reach. The verdict is one of:
-    contracting, wavefront-limited, oscillating, diverging, not yet trained, not measurable at this length.
+    Evaluates sequences in repeated passes and exactly, generates, perturbs states, and measures what each state can reach. The verdict
+    is one of: contracting, wavefront-limited, oscillating, diverging, not yet trained, not measurable at this length.
     """
     from fullband.cli.console import messages, output, print_json
     from fullband.diagnose import Settings
@@ -64,7 +75,7 @@ def diagnose(
     from fullband.files import check_place
 
     if sum(map(bool, (text, task, recipe))) > 1:
-        raise ValueError("--text, --task and --recipe all say what to read; give one of them")
+        raise ValueError("--text, --task and --recipe each choose the data; give only one of them")
     if not all(0 < number < math.inf for number in (tolerance, temperature, sigma)):
         raise ValueError("--tolerance, --temperature and --sigma are numbers above 0")
     if folder is not None:
@@ -139,7 +150,7 @@ def check_task(source: Any, tokenizer: Tokenizer) -> None:
     task = build_task(source)
     wanted = TaskTokenizer(task.name, task.names).name
     if tokenizer.name != wanted:
-        raise ValueError(f"the model's tokenizer is {tokenizer.name}, the task needs {wanted}: it was not trained on this task")
+        raise ValueError(f"the model's tokenizer is {tokenizer.name}, the task needs {wanted}: this model was not trained on the task")
 
 
 @contextmanager
@@ -215,20 +226,22 @@ def print_diagnosis(console: Any, described: dict[str, Any], diagnosis: Diagnosi
             made.add_row(*cells_of(record))
     print_table(
         console,
-        f"Repeated passes over {trace.rows} rows of {trace.length} positions ({described['data']})",
+        f"Repeated passes over {trace.rows} sequences of {trace.length} positions ({described['data']})",
         made,
         f"past: positions {trace.horizon} and later, which the wavefront has not reached (while k <= {trace.horizon}). "
-        f"front: the one position a row that the pass makes final. Exact reading: {number(trace.loss_exact)} nats, "
-        f"{number(trace.loss_exact_past)} past. Change ratio a pass: median {number(trace.ratio_median)}, 99th percentile "
+        f"front: the one position of each sequence that the pass makes final. Loss of exact evaluation: {number(trace.loss_exact)} nats,  "
+        f"{number(trace.loss_exact_past)} past. Change ratio per pass: median {number(trace.ratio_median)}, 99th percentile "
         f"{number(trace.ratio_p99)}, {number(trace.late_ratio)} at the end. Passes needed until 99% of the states move less than "
-        f"{needed_text(described['trace'])}. Arrival: {number(trace.arrival.passes_per_position)} passes a position.",
+        f"{needed_text(described['trace'])}. Arrival: {number(trace.arrival.passes_per_position)} passes per position.",
     )
     for rollout in described["rollouts"]:
         console.print(rollout_text(rollout))
     if diagnosis.perturbation is not None:
         found = diagnosis.perturbation
-        over = "" if found.over_passes is None else f", x {number(found.over_passes.growth)} a pass past the wavefront"
-        console.print(f"A nudge of {found.sigma:g} of a state's norm: x {number(found.along_positions.growth)} a position{over}.")
+        over = "" if found.over_passes is None else f", x {number(found.over_passes.growth)} per pass past the wavefront"
+        console.print(
+            f"A perturbation of {found.sigma:g} of a state's norm grows x {number(found.along_positions.growth)} per position{over}."
+        )
     if diagnosis.reach:
         console.print(f"Reachability by gradients: {reach_text(described)}.")
     else:

@@ -15,12 +15,12 @@ from fullband.cli.console import spell_what_cannot_be_written
 TRACEBACK = "FULLBAND_TRACEBACK"
 OUT_OF_MEMORY = "out of memory"
 LESS_MEMORY = {  # what each command can do about it
-    "train": "use fewer rows at a time (train.microbatch_rows), or train.activation_checkpointing=true",
-    "experiment": "use fewer rows at a time (train.microbatch_rows)",
+    "train": "lower train.microbatch_rows, or set train.activation_checkpointing=true",
+    "experiment": "lower train.microbatch_rows",
     "convert": "--dtype bfloat16 halves the weights",
 }
 NO_MEMORY = re.compile(r"DefaultCPUAllocator: .*(memory|allocate)|not enough memory: you tried to allocate", re.DOTALL)
-LESS_ELSEWHERE = "use a smaller model, fewer rows or shorter texts at a time, or --dtype bfloat16 where the command has it"
+LESS_ELSEWHERE = "use a smaller model, fewer or shorter texts at a time, or --dtype bfloat16 where the command has it"
 
 
 class OneLineErrors(TyperGroup):

@@ -33,7 +33,7 @@ EXAMPLES = """Examples:
 
 \b
 Suites: paper-mc, paper-0shot, gsm8k, math500, humaneval, mbpp.
-The same command again goes on where it was interrupted; with another --limit or --data-dir it keeps answers to the same prompts.
+Run the same command again to continue where it was interrupted. With another --limit or --data-dir, answers to the same prompts are kept.
 Within lm-eval itself:
   fullband lm-eval run --model fullband --model_args pretrained=runs/mine,mode=fused,feedback_passes=2 --tasks hellaswag
 """
@@ -44,28 +44,46 @@ def evaluate(
     tasks: Annotated[
         list[str] | None, typer.Argument(metavar="TASK…", help="Tasks of lm-eval, or gsm8k, math500, humaneval, mbpp.")
     ] = None,
-    suite: Annotated[str | None, typer.Option(help="paper-mc, paper-0shot, gsm8k, math500, humaneval, mbpp.")] = None,
+    suite: Annotated[str | None, typer.Option(help="Suite of tasks: paper-mc, paper-0shot, gsm8k, math500, humaneval, mbpp.")] = None,
     feedback_passes: Annotated[
-        str, typer.Option(metavar="N,exact,soft,…", help="How log-likelihoods are read. soft: the context plainly, the rest fused.")
+        str,
+        typer.Option(
+            metavar="N,exact,soft,…",
+            help="Feedback passes to compare on multiple-choice tasks. soft: context without feedback, continuation with.",
+        ),
     ] = "0,1",
-    modes: Annotated[str, typer.Option(metavar="MODE,…", help="How free-form answers are made.")] = "standard,soft,fused",
-    fused_passes: Annotated[str, typer.Option(metavar="N|exact|converged", help="How the mode fused reads prompts.")] = "1",
-    baseline: Annotated[str | None, typer.Option(metavar="MODEL", help="A model without feedback, laid beside the plain reading.")] = None,
-    shots: Annotated[int | None, typer.Option(min=0, help="Examples in a prompt; default: the suite's or the task's own.")] = None,
-    prompts: Annotated[str, typer.Option(help="Of free-form tasks. base: the task's examples; chat: none, the model's template.")] = "base",
-    temperatures: Annotated[str, typer.Option(metavar="T,…", help="Of code rollouts; the best is chosen for each mode.")] = "0.3,0.5,0.7",
-    n: Annotated[int, typer.Option(min=1, help="Code rollouts of each problem, at each temperature.")] = 10,
-    k: Annotated[int, typer.Option(min=1, help="Of Pass@k for code.")] = 3,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Of an answer; default: 512, MATH-500 1024.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first documents of each task.")] = None,
-    shard: Annotated[str, typer.Option(metavar="I/N", help="One of N parts, for several processes.")] = "1/1",
-    data_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Local data, a folder for each task; default: from the hub.")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Default: runs/evaluate/MODEL-TASKS.")] = None,
-    batch_rows: Annotated[int, typer.Option(min=1, help="Rows read at a time.")] = 8,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that grade.")] = 1,
-    unsandboxed: Annotated[bool, typer.Option("--unsandboxed", help="Run code that the model wrote without a sandbox.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of rollouts.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print prompts and read no model.")] = False,
+    modes: Annotated[str, typer.Option(metavar="MODE,…", help="Decoding modes to compare on free-form tasks.")] = "standard,soft,fused",
+    fused_passes: Annotated[str, typer.Option(metavar="N|exact|converged", help="Feedback passes over the prompt in fused mode.")] = "1",
+    baseline: Annotated[str | None, typer.Option(metavar="MODEL", help="A model without feedback to compare with.")] = None,
+    shots: Annotated[
+        int | None, typer.Option(min=0, help="Number of examples in a prompt; default: as the suite or the task defines.")
+    ] = None,
+    prompts: Annotated[
+        str, typer.Option(help="Prompts of free-form tasks. base: with the task's examples; chat: no examples, the model's chat template.")
+    ] = "base",
+    temperatures: Annotated[
+        str, typer.Option(metavar="T,…", help="Sampling temperatures for code; the best is chosen for each mode.")
+    ] = "0.3,0.5,0.7",
+    n: Annotated[int, typer.Option(min=1, help="Samples of each code problem at each temperature.")] = 10,
+    k: Annotated[int, typer.Option(min=1, help="k of Pass@k for code.")] = 3,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of new tokens in an answer; default: 512, for MATH-500 1024.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only this many documents of each task, from the first on.")] = None,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Evaluate part I of N, to share the work between processes.")] = "1/1",
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with local data, a subfolder for each task; default: load them from the hub.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Output folder; default: runs/evaluate/MODEL-TASKS.")
+    ] = None,
+    batch_rows: Annotated[int, typer.Option(min=1, help="Number of sequences in a batch.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes for grading answers.")] = 1,
+    unsandboxed: Annotated[
+        bool, typer.Option("--unsandboxed", help="Run the code that the model wrote outside the sandbox: unsafe.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for sampling.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the prompts; load no model.")] = False,
     device: Device = "auto",
     dtype: Dtype = "float32",
     as_json: AsJson = False,
@@ -125,7 +143,7 @@ def evaluate(
     if baseline is None:
         gather_baseline([folder], plan)  # refused too: one that this can't be laid beside
     if was_begun:
-        messages().print(f"going on with {folder}", soft_wrap=True)
+        messages().print(f"continuing {folder}", soft_wrap=True)
     with evaluation_progress(messages()) as watch:
         material = load_material(plan, text, data_dir)
         run_part(subject, text, plan, material, folder, watch, batch_rows, workers, unsandboxed)
@@ -218,7 +236,7 @@ def finish(folder: Path, plan: Plan, as_json: bool) -> None:
 
     if plan.shard[1] > 1:
         together = shlex.join(["fullband", "compare", str(folder.parent)])
-        messages().print(f"{folder}: done; when all shards are: {together}", soft_wrap=True)
+        messages().print(f"{folder}: done; once all shards are done, run: {together}", soft_wrap=True)
         return
     results = write_report(folder)
     print_json(results) if as_json else print_results(output(), results)
@@ -284,7 +302,7 @@ def parse_reading(part: str) -> Any:
 
 def parse_prompts(name: str) -> Any:
     if name not in ("base", "chat"):
-        raise ValueError(f"--prompts: '{name}' is neither base nor chat")
+        raise ValueError(f"--prompts: must be base or chat, got '{name}'")
     return name
 
 
@@ -292,12 +310,12 @@ def parse_number(part: str, option: str) -> float:
     try:
         return float(part)
     except ValueError:
-        raise ValueError(f"{option}: '{part}' is not a number") from None
+        raise ValueError(f"{option}: must be numbers separated by commas, got '{part}'") from None
 
 
 def parse_shard(text: str) -> tuple[int, int]:
     """ "2/4" is (1, 4). Raises ValueError."""
     first, _, count = text.partition("/")
     if not (first.isdecimal() and count.isdecimal()):
-        raise ValueError(f"--shard: '{text}' is not I/N, such as 2/4")
+        raise ValueError(f"--shard: must be I/N, such as 2/4, got '{text}'")
     return int(first) - 1, int(count)

@@ -27,13 +27,19 @@ TIMED_STEPS = 4  # from which the time of all is estimated
 
 def evaluate_loss(
     model: ModelFolder,
-    text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="txt, jsonl or parquet files, or a glob; may be repeated.")] = None,
-    recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="The held-out documents of this recipe's data.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Text to evaluate: txt, jsonl or parquet files, or a glob; may be repeated.")
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="Evaluate the held-out documents of this recipe.")] = None,
     feedback_passes: Annotated[
-        str, typer.Option(metavar="N,exact,…", help="0 = plain reading, exact = position by position, converged.")
+        str,
+        typer.Option(
+            metavar="N,exact,…",
+            help="Numbers of feedback passes: 0 = without feedback, exact = one position at a time, converged = until states settle.",
+        ),
     ] = "0,1,2",
-    documents: Annotated[int, typer.Option(min=1, help="Documents to read, at most.")] = 32,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens read at a time: lower it where memory is short.")] = 8192,
+    documents: Annotated[int, typer.Option(min=1, help="Maximum number of documents.")] = 32,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch; lower it if memory is short.")] = 8192,
     device: Device = "auto",
     dtype: Dtype = "float32",
     as_json: AsJson = False,
@@ -48,7 +54,7 @@ def evaluate_loss(
     from fullband.feedback.converged import positions_to_read
 
     if text and recipe:
-        raise ValueError("--text and --recipe both say what to read; give one of them")
+        raise ValueError("--text and --recipe each choose the data; give only one of them")
     passes = [parse_feedback_passes(part) for part in feedback_passes.split(",")]
     network, tokenizer, folder = open_model(model, device, dtype)
     source, chosen = text_documents(text, tokenizer, documents) if text else recipe_documents(recipe, folder, tokenizer, documents)
@@ -57,7 +63,7 @@ def evaluate_loss(
     exact = "exact" in passes
     if exact:
         say_what_exact_takes(network, chosen, batch_tokens)
-    with reading_progress(messages(), network, positions, f"reading {len(chosen)} documents", single=length * exact):
+    with reading_progress(messages(), network, positions, f"evaluating {len(chosen)} documents", single=length * exact):
         report = loss_by_passes(network, chosen, passes, batch_tokens)
     if as_json:
         print_json({"model": str(folder), "data": source} | report.to_json())
@@ -89,7 +95,7 @@ def say_what_exact_takes(network: Any, documents: list[Document], batch_tokens: 
     seconds = (time.perf_counter() - begun) / TIMED_STEPS * steps
     if seconds >= PATIENCE:
         fewer = "" if len(documents) == 1 else "; fewer with --documents"
-        messages().print(f"exact: {steps:,} steps, one position after the other, about {duration(seconds)}{fewer}", soft_wrap=True)
+        messages().print(f"exact evaluation: {steps:,} steps, one position at a time, about {duration(seconds)}{fewer}", soft_wrap=True)
 
 
 def text_documents(paths: list[str], tokenizer: Tokenizer, limit: int) -> tuple[str, list[Document]]:
@@ -102,7 +108,7 @@ def text_documents(paths: list[str], tokenizer: Tokenizer, limit: int) -> tuple[
     from fullband.data.records import TextRecords
 
     if not all(path.strip() for path in paths):
-        raise ValueError("--text: a name of a file is empty")
+        raise ValueError("--text: the name of a file must not be empty")
     reader = TextRecords("text")
     reader.setting = "data.source.text_field in a recipe, and give it as --recipe instead"
     source = Files(FilesSource(paths=paths, validation_fraction=0.0), reader)
@@ -117,7 +123,7 @@ def recipe_documents(path: Path | None, folder: Path, tokenizer: Tokenizer, limi
 
     own = folder.parent.parent / "recipe.yaml"
     if path is None and not own.is_file():
-        raise ValueError(f"{folder}: no recipe of a run beside it; say what to read with --text FILE or --recipe RECIPE")
+        raise ValueError(f"{folder}: no recipe of a run was found beside it; choose the data with --text FILE or --recipe RECIPE")
     recipe = load_recipe(path or own)
     comes_with_model = {"tokenizer": str(folder)} if recipe.data.tokenizer == "auto" else {}
     loader = build_loader(recipe.data.model_copy(update=comes_with_model), recipe.seed, 1)
@@ -145,7 +151,7 @@ def print_report(console: Any, report: LossReport, source: str) -> None:
         console,
         f"Loss by feedback passes: {report.documents} documents, {report.tokens:,} tokens ({source})",
         made,
-        "Standard errors are over documents; differences are paired by document.",
+        "Standard errors over documents; differences are paired by document.",
     )
 
 

@@ -24,10 +24,10 @@ EXAMPLES = """Examples:
 \b
   fullband experiment --list
   fullband experiment s3 --dry-run                 jobs, steps and expected compute
-  fullband experiment s3                           run it, or go on with it, and write results/s3
+  fullband experiment s3                           run or continue it, and write results/s3
   fullband experiment s3 --seeds 0 --cells fullband,standard-compute
-  fullband experiment s3 --seeds 0,1,2,3,4         more seeds than it has by itself
-  fullband experiment s3 --report                  write results/s3 from the jobs that are finished
+  fullband experiment s3 --seeds 0,1,2,3,4         more seeds than it defines
+  fullband experiment s3 --report                  write results/s3 from the finished jobs
 
 \b
   Two jobs at a time, each on one core (add a line for each further core):
@@ -37,23 +37,23 @@ EXAMPLES = """Examples:
 
 
 def experiment(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of --list, or a yaml file.")] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="List the experiments that come with the package.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and what it is expected to cost; write nothing.")] = False,
-    report: Annotated[bool, typer.Option("--report", help="Run nothing: write the results of the jobs that are finished.")] = False,
-    seeds: Annotated[str | None, typer.Option(metavar="N,…", help="Run and report these seeds; default: the experiment's own.")] = None,
-    cells: Annotated[str | None, typer.Option(metavar="NAME,…", help="Run and report only these of its cells.")] = None,
-    runs: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs, kept to resume from.")] = RUNS,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of an experiment (see --list), or a yaml file.")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the experiments that are included.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run and its expected cost; write nothing.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Run nothing; write the results of the finished jobs.")] = False,
+    seeds: Annotated[str | None, typer.Option(metavar="N,…", help="Seeds to run and report; default: as the experiment defines.")] = None,
+    cells: Annotated[str | None, typer.Option(metavar="NAME,…", help="Run and report only these cells.")] = None,
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs; they are kept, so that jobs can resume.")] = RUNS,
     results: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder of the report; default: results/NAME.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Run an experiment: every cell with every seed, one after the other.
+    """Run an experiment: every cell with every seed, one job after another.
 
-    A job that is finished is not run again; one that was stopped or killed goes on from its last checkpoint. The same command run several
-    times at once shares the jobs out. The report has a table with intervals over seeds, pictures, the logs and recipes of all jobs, and
-    the compute spent. Under three seeds it is a smoke test.
+    Finished jobs are not run again; one that was stopped or killed continues from its last checkpoint. The same command run several
+    times at once shares the jobs between the processes. The report has a table with intervals over seeds, pictures, the logs and recipes
+    of all jobs, and the compute spent. With fewer than three seeds it is only a smoke test.
     """
     from fullband.cli.console import messages, output, print_json
     from fullband.experiments import check_jobs, find_experiment, jobs_of, list_experiments, load_experiment, write_report
@@ -64,7 +64,7 @@ def experiment(
         print_json({"experiments": [summary(found) for found in listed]}) if as_json else print_list(output(), listed)
         return
     if name is None:
-        raise ValueError("which experiment? fullband experiment --list shows them")
+        raise ValueError("name an experiment; `fullband experiment --list` shows them")
     loaded = load_experiment(find_experiment(name))
     jobs = jobs_of(loaded, parse_seeds(seeds), runs)
     check_jobs(loaded, jobs)
@@ -89,7 +89,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
     """None = the experiment's own. Raises ValueError."""
     for word in (named := words(text)):
         if not word.isdecimal():
-            raise ValueError(f"--seeds: '{word}' is no whole number from 0 on")
+            raise ValueError(f"--seeds: must be whole numbers from 0, got '{word}'")
     return [int(word) for word in dict.fromkeys(named)] or None
 
 
@@ -126,7 +126,7 @@ def run_jobs(console: Console, experiment: Experiment, jobs: list[Job], command:
                 with TrainingProgress(console) as progress:
                     run_job(experiment, job, progress, partial(_measuring, progress))
             except InUseError:
-                console.print("another process has it in hand", soft_wrap=True)
+                console.print("another process is running it", soft_wrap=True)
                 in_use.append((number, job))
             except StoppedError as stopped:
                 console.print(f"stopped; continue with: {command}", soft_wrap=True)

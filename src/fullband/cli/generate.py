@@ -26,21 +26,21 @@ EXAMPLES = """Examples:
   fullband generate runs/tiny-text "class Stack:" --mode fused --feedback-passes exact --json
   fullband generate runs/tiny-text "def mean(values):" --stop "def " --speculate
   fullband generate runs/tiny-text "def mean(values):" --dtype bfloat16 --compile --max-new-tokens 900
-  fullband generate runs/tiny-text --prompts prompts.txt --output answers.jsonl       again with --resume if it was interrupted
+  fullband generate runs/tiny-text --prompts prompts.txt --output answers.jsonl       add --resume to continue after an interruption
   fullband generate runs/tiny-text "def mean(values):" --compare                      the three modes side by side
   fullband generate runs/tiny-text --prompts prompts.jsonl --compare --html modes.html
 
 \b
 Files of prompts:
-  .jsonl: {"prompt": "…", "id": …} a line, the id being optional (default: the number of the line). Other files: a prompt a line.
+  .jsonl: {"prompt": "…", "id": …} on each line; the id is optional (default: the number of the line). Other files: one prompt per line.
   Empty lines are skipped with a note; an empty "prompt" is an error. "-" is standard input, jsonl if its first line is an object.
-  Out comes a JSON object a completion, in the order of the prompts: id, prompt, sample, text, tokens, finish_reason, and the settings.
+  Output: one JSON object per completion, in the order of the prompts: id, prompt, sample, text, tokens, finish_reason, and the settings.
 """
 
 
 def generate(
     model: ModelFolder,
-    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue; or give --prompts.")] = None,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="Text to continue; for many prompts use --prompts.")] = None,
     mode: Annotated[
         str | None, typer.Option(help="standard: no feedback. soft (default): plain prompt, fused generation. fused: both fused.")
     ] = None,
@@ -48,48 +48,65 @@ def generate(
         str | None,
         typer.Option(
             metavar="N|exact|converged",
-            help="How fused reads the prompt: 1 (default), 2, … passes, position by position, or until the states settle.",
+            help="Feedback passes over the prompt in fused mode: 1 (default), 2, …, exact (one position at a time) or converged.",
         ),
     ] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Default: 256, or as many as the context has room for.")] = None,
-    min_new_tokens: Annotated[int, typer.Option(help="No stop before as many.")] = 0,
-    max_length: Annotated[int | None, typer.Option(help="Tokens of prompt and continuation together; default: the context.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
-    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that together have this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Only tokens with this share of the likeliest one's probability.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: tokens of the text so far become less likely.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End where this text begins; may be repeated.")] = None,
-    n: Annotated[int, typer.Option("--n", help="Samples of each prompt, which is read once.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the draws, where the temperature is not 0.")] = 0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Maximum number of new tokens; default: 256, or what still fits the context.")
+    ] = None,
+    min_new_tokens: Annotated[int, typer.Option(help="Minimum number of new tokens.")] = 0,
+    max_length: Annotated[
+        int | None, typer.Option(help="Maximum length of prompt and continuation together, in tokens; default: the context.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens whose probabilities add up to this.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Sample only tokens with at least this fraction of the most likely token's probability.")
+    ] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: tokens that already occur become less likely.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be repeated.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Number of samples for each prompt.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0,
     overflow: Annotated[
-        str, typer.Option(metavar="refuse|slide", help="At the end of the context: refuse, or go on from the last half of it.")
+        str,
+        typer.Option(metavar="refuse|slide", help="What to do when the context is full: refuse, or slide (continue from its last half)."),
     ] = "refuse",
     speculate: Annotated[
         bool,
-        typer.Option("--speculate", help="Self-speculation: draft from the text, check in parallel passes; the acceptance is printed."),
+        typer.Option(
+            "--speculate",
+            help="Self-speculation: draft tokens from repetitions in the text and check them in parallel; prints the acceptance.",
+        ),
     ] = False,
-    draft_length: Annotated[int | None, typer.Option(help="With --speculate: tokens drafted at a time (default 8).")] = None,
-    draft_passes: Annotated[int | None, typer.Option(help="With --speculate: passes that a check may take (default 4).")] = None,
+    draft_length: Annotated[int | None, typer.Option(help="With --speculate: number of tokens to draft (default 8).")] = None,
+    draft_passes: Annotated[int | None, typer.Option(help="With --speculate: maximum number of passes in a check (default 4).")] = None,
     draft_tolerance: Annotated[
         float | None, typer.Option(help="With --speculate: relative change below which a state counts as exact (default 0.001).")
     ] = None,
-    prompts: Annotated[str | None, typer.Option(metavar="FILE", help="Prompts, txt or jsonl, - for standard input; see below.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where completions of --prompts go, as jsonl; default: stdout.")
+    prompts: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File of prompts, txt or jsonl; - for standard input. See below.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on behind the completions that --output already holds.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --prompts: write completions to this jsonl file; default: stdout.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after the completions that --output already has.")] = False,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Prompts of a file decoded at a time; texts do not depend on it (but for rounding).")
+        int, typer.Option(min=1, help="With --prompts: number of prompts decoded together; changes texts only by rounding.")
     ] = 16,
-    compare: Annotated[bool, typer.Option("--compare", help="The three modes side by side, the first differing token marked.")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="With --compare: the comparison as a page that opens offline.")] = None,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print the text as it is made, or when it is complete.")] = True,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show the three modes side by side, with the first differing token marked.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --compare: write the comparison as an HTML page that works offline.")
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print the text as it is generated, or once it is complete.")] = True,
     device: Device = "auto",
     dtype: Dtype = "float32",
-    quantize: Annotated[str | None, typer.Option(metavar="int8", help="Weights in int8; needs torchao.")] = None,
+    quantize: Annotated[str | None, typer.Option(metavar="int8", help="Quantize the weights to int8; needs torchao.")] = None,
     compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the decoding step: a minute or more first, then faster. Needs a C++ compiler.")
+        bool,
+        typer.Option("--compile", help="Compile the decoding step: takes a minute or more, then decodes faster. Needs a C++ compiler."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -100,15 +117,15 @@ def generate(
     if (prompt is None) == (prompts is None):
         raise ValueError("give a PROMPT or --prompts FILE" + (", not both" if prompt is not None else ""))
     if prompts is None and (output or resume):
-        raise ValueError(f"{'--output' if output else '--resume'} goes with --prompts FILE")
+        raise ValueError(f"{'--output' if output else '--resume'} needs --prompts FILE")
     if resume and output is None:
-        raise ValueError("--resume needs --output: the file that holds the completions so far")
+        raise ValueError("--resume needs --output, the file with the completions so far")
     if html and not compare:
-        raise ValueError("--html goes with --compare")
+        raise ValueError("--html needs --compare")
     alone = {"--mode": mode, "--n": n != 1, "--speculate": speculate, "--compile": compile, "--output": output, "--resume": resume}
     for name, given in alone.items():
         if compare and given:
-            raise ValueError(f"--compare continues each prompt once in every mode: leave out {name}")
+            raise ValueError(f"--compare continues each prompt once in every mode; leave out {name}")
     if prompts is not None and as_json and output is None and not compare:
         raise ValueError("--prompts prints JSON already, a line for each completion; --json, a summary, needs --output")
 
@@ -172,7 +189,7 @@ def speculation_of(asked: bool, length: int | None, passes: int | None, toleranc
     numbers: dict[str, Any] = {"draft_length": length, "max_passes": passes, "tolerance": tolerance}
     given = {name: number for name, number in numbers.items() if number is not None}
     if given and not asked:
-        raise ValueError("--draft-length, --draft-passes and --draft-tolerance go with --speculate")
+        raise ValueError("--draft-length, --draft-passes and --draft-tolerance need --speculate")
     return Speculation(**given) if asked else None
 
 
@@ -194,7 +211,7 @@ def continue_prompt(
 
     begun = time.perf_counter()
     streams = stream and not as_json and request.samples == 1
-    with reading_progress(messages(), network, positions_to_read(length, [request.mode.feedback_passes]), "reading the prompt"):
+    with reading_progress(messages(), network, positions_to_read(length, [request.mode.feedback_passes]), "prefilling the prompt"):
         completing: Completing = Completing(network, tokenizer, [prompt.text], request)
     converged = None if completing.converged is None else converged_json(completing.converged, 0)
     completions = []
@@ -254,7 +271,7 @@ def continue_file(
     before, begun, console = job.written, time.perf_counter(), messages()
     with open_output(output) as file:  # before the bar: what is written here must not go where the bar is drawn
         if before and before < job.total:
-            console.print(f"{output}: holds {before} of {job.total} completions; going on behind them", soft_wrap=True)
+            console.print(f"{output}: has {before} of {job.total} completions; continuing", soft_wrap=True)
         with BatchProgress(console, job.total, limit, quiet=output is None and sys.stdout.isatty()) as progress:
             job.run(file, progress)
     seconds, made = time.perf_counter() - begun, job.written - before
@@ -272,7 +289,7 @@ def continue_file(
             }
         )
         return
-    done = f"{made} completions, {short(job.tokens)} tokens, {duration(seconds)}" if made else "nothing is left to do"
+    done = f"{made} completions, {short(job.tokens)} tokens, {duration(seconds)}" if made else "nothing left to do"
     console.print(f"{output or 'stdout'}: {done}", soft_wrap=True)
     if speculates and made:
         console.print(speculation_line(job.speculation), soft_wrap=True)
@@ -316,6 +333,6 @@ def interrupted(output: Path | None) -> NoReturn:
     """Ctrl-C: say what is left to do, exit code 130."""
     from fullband.cli.console import messages
 
-    hint = f"stopped; {output} keeps its completions: the same command with --resume goes on behind them" if output else "stopped"
+    hint = f"stopped; {output} keeps its completions, continue with the same command and --resume" if output else "stopped"
     messages().print(f"\n{hint}", soft_wrap=True)
     raise typer.Exit(130) from None

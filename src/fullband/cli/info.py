@@ -22,10 +22,12 @@ EXAMPLES = """Examples:
 
 def info(
     target: Annotated[str, typer.Argument(metavar="MODEL|RECIPE|PRESET", help="A model or run folder, a yaml recipe, or a preset.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Say what a model or a run costs.
+    """Show what a model or a run costs.
 
     Parameters by part, FLOPs per token and pass, memory, and the compute of a schedule. Nothing is run.
     """
@@ -35,7 +37,7 @@ def info(
 
     is_recipe = target not in TRUNKS and not Path(target).is_dir() and (shipped.is_recipe(target) or target.endswith((".yaml", ".yml")))
     if overrides and not is_recipe:
-        raise ValueError(f"--set changes the keys of a recipe, and {target} is none")
+        raise ValueError(f"--set needs a recipe, got {target}")
     if target in TRUNKS:
         found = describe_preset(target)
     elif Path(target).is_dir():

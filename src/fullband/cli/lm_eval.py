@@ -20,7 +20,7 @@ PASSED_ON: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args":
 
 
 def lm_eval(context: typer.Context) -> None:
-    """Run lm-eval with everything that follows; --model fullband is known to it."""
+    """Run lm-eval's own command, in which --model fullband is available."""
     from fullband.data.optional import optional
 
     optional("lm_eval", "this command", "evaluate")

@@ -32,13 +32,13 @@ from fullband.cli.paths import at_home
 app = typer.Typer(
     name="fullband",
     cls=OneLineErrors,
-    help="Train, read and decode full-bandwidth transformers: language models with latent feedback.",
+    help="Train, evaluate and decode full-bandwidth transformers: language models with latent feedback.",
     epilog="""Start here:
 
 \b
-  fullband quickstart                      what latent feedback does, in two to three minutes
+  fullband quickstart                      see what latent feedback does, in two to three minutes
   fullband train tiny-text                 train a model on real text
-  fullband COMMAND --help                  options and examples of a command
+  fullband COMMAND --help                  show the options and examples of a command
 """,
     no_args_is_help=True,
     add_completion=False,
@@ -72,7 +72,9 @@ def print_version(wanted: bool) -> None:
 
 @app.callback()
 def every_command(
-    show_version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     pass
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or a run folder (its newest checkpoint).")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str, typer.Option(help=", ".join(DTYPES))]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -43,7 +43,7 @@ def parse_dtype(name: str) -> torch.dtype:
     import torch
 
     if name not in DTYPES:
-        raise ValueError(f"--dtype: '{name}' is none of {', '.join(DTYPES)}")
+        raise ValueError(f"--dtype: must be one of {', '.join(DTYPES)}, got '{name}'")
     precision: torch.dtype = getattr(torch, name)
     return precision
 
@@ -57,4 +57,4 @@ def parse_feedback_passes(text: str, option: str = "--feedback-passes") -> Feedb
         return "converged"
     if word.isascii() and word.isdecimal():
         return int(word)
-    raise ValueError(f"{option}: '{text}' is not 0, 1, 2, …, exact or converged")
+    raise ValueError(f"{option}: must be 0, 1, 2, …, exact or converged, got '{text}'")

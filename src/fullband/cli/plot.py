@@ -17,9 +17,9 @@ EXAMPLES = """Examples:
 
 def plot(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, and folders that diagnose or probe wrote with --output.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, and output folders of `fullband diagnose` and `fullband probe`.")
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the figures go.")] = Path("figures"),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the figures.")] = Path("figures"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the names of the figures as JSON on stdout.")] = False,
 ) -> None:
     """Draw the paper's figures from runs, diagnoses and probes: PNG, SVG, and a page with values under the pointer.

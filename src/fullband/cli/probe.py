@@ -25,16 +25,22 @@ EXAMPLES = """Examples:
 
 def probe(
     model: ModelFolder,
-    tasks: Annotated[str, typer.Option(metavar="NAME,…", help="completion, memory, registers")] = "completion,memory,registers",
+    tasks: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Tasks to probe: completion, memory, registers; default: all.")
+    ] = "completion,memory,registers",
     prefill: Annotated[
-        str, typer.Option(metavar="WAY,…", help="standard; 1, 2 or 4 final tokens recurrent; full recurrence.")
+        str,
+        typer.Option(
+            metavar="WAY,…",
+            help="Ways of prefilling: standard; 1, 2 or 4 (that many final tokens recurrent); full (every token recurrent).",
+        ),
     ] = "standard,1,2,4,full",
     groups: Annotated[
-        int | None, typer.Option(min=4, help="Groups of examples in each setting, at most; all of App. F's without it.")
+        int | None, typer.Option(min=4, help="Maximum number of groups of examples in each setting; default: all of App. F's.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the examples, the folds and the shuffled labels.")] = 0,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Write results.json and the figures, PNG and SVG, here.")] = None,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens read at a time: lower it where memory is short.")] = 32768,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed for examples, folds and shuffled labels.")] = 0,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Write results.json and figures (PNG, SVG) to this folder.")] = None,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch; lower it if memory is short.")] = 32768,
     device: Device = "auto",
     dtype: Dtype = "float32",
     as_json: AsJson = False,
@@ -42,8 +48,8 @@ def probe(
     """Probe what each depth of a model knows.
 
     Linear classifiers on the residual stream at the last token, for standard and recurrent prefill, tested on groups of examples
-    they were not fitted to; with shuffled labels and unprocessed inputs as controls. As what can be decoded need not be used, the
-    stream is also swapped between examples, to see whether the model's answer follows.
+    they were not fitted to; with shuffled labels and unprocessed inputs as controls. Since what can be decoded need not be used, the
+    stream is also swapped between examples to see whether the model's answer follows.
     """
     from fullband.cli.console import messages, print_json
     from fullband.cli.console import output as stdout
@@ -64,7 +70,7 @@ def probe(
         if output is not None:
             save(output, about | result.to_json())
 
-    with reading_progress(messages(), network, plan.positions, "reading and probing"):
+    with reading_progress(messages(), network, plan.positions, "computing states and probing"):
         result = run_probe(network, plan, batch_tokens, keep)
     if output is not None:
         from fullband.plots.probe import plot_probe
@@ -100,7 +106,7 @@ def print_result(console: Any, result: ProbeResult) -> None:
         print_registers(console, registers, result.depths)
     print_causal(console, result.settings)
     notes = dict.fromkeys(f"{setting.setting}: {note}" for setting in result.settings for note in setting.notes)
-    console.print("\n".join(notes) or "Token counts are App. F's: nothing was adjusted to this tokenizer.")
+    console.print("\n".join(notes) or "Token counts are those of App. F: nothing was adjusted to this tokenizer.")
 
 
 def print_depths(console: Any, setting: SettingResult) -> None:
@@ -162,9 +168,9 @@ def print_causal(console: Any, settings: Sequence[SettingResult]) -> None:
         made.add_section()
     print_table(
         console,
-        "Is it used? Answers that become the partner's when the stream at the last token is the partner's",
+        "Is it used? Share of answers that follow when the residual stream at the last token is swapped with a partner's",
         made,
-        "Over pairs that the model answers differently. At depth 0 of a recurrent prefill the carried top states are swapped.",
+        "Over pairs of examples with different answers. At depth 0 of a recurrent prefill the carried top states are swapped.",
     )
 
 

@@ -48,11 +48,11 @@ def read_prompts(source: str, say: Callable[[str], None]) -> list[Prompt]:
             continue
         prompt = _of_json(line, number, where) if jsonl else Prompt(line, number, where)
         if prompt.id in ids:
-            raise ValueError(f"{where}: the id {prompt.id!r} is that of {ids[prompt.id]}; each prompt has its own")
+            raise ValueError(f"{where}: the id {prompt.id!r} is already used in {ids[prompt.id]}; ids must be unique")
         ids[prompt.id] = where
         prompts.append(prompt)
     if not prompts:
-        raise ValueError(f"{name}: no prompts in it; write one a line")
+        raise ValueError(f"{name}: has no prompts; write one per line")
     if empty:
         shown = ", ".join(map(str, empty[:8])) + (" …" if len(empty) > 8 else "")
         say(f"{name}: skipped {len(empty)} empty line{'s' * (len(empty) > 1)} ({shown})")
@@ -105,14 +105,14 @@ def _of_json(line: str, number: int, where: str) -> Prompt:
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not valid JSON ({error.msg}, column {error.colno}); fix or remove this line") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
-        raise ValueError(f"{where}: not readable as JSON ({' '.join(str(error).split())}); fix or remove this line") from None
+        raise ValueError(f"{where}: not valid JSON ({' '.join(str(error).split())}); fix or remove this line") from None
     if not isinstance(record, dict):
-        raise ValueError(f"{where}: a {type(record).__name__}, not a JSON object with a field 'prompt'")
+        raise ValueError(f"{where}: must be a JSON object with a field 'prompt', got a {type(record).__name__}")
     if "prompt" not in record:
         raise ValueError(f"{where}: no field 'prompt'; the fields there are {', '.join(record) or 'none'}")
     text, identity = record["prompt"], record.get("id", number)
     if not isinstance(text, str):
-        raise ValueError(f"{where}: the field 'prompt' holds {type(text).__name__}, not text")
+        raise ValueError(f"{where}: the field 'prompt' must be text, got {type(text).__name__}")
     if not isinstance(identity, (int, str)) or isinstance(identity, bool):
-        raise ValueError(f"{where}: the field 'id' holds {type(identity).__name__}, not a number or text")
+        raise ValueError(f"{where}: the field 'id' must be a number or text, got {type(identity).__name__}")
     return Prompt(text.encode("utf-8", errors="replace").decode("utf-8"), identity, where)  # JSON can spell half a surrogate pair

@@ -17,14 +17,16 @@ EXAMPLES = """Examples:
 
 
 def quickstart(
-    seed: Annotated[int, typer.Option(min=0, help="Another seed trains other models.")] = 0,
-    output: Annotated[Path, typer.Option(help="Folder of the models, the report and result.json.")] = Path("runs/quickstart"),
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print result.json on stdout, the rest on stderr.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the models and their data.")] = 0,
+    output: Annotated[Path, typer.Option(help="Folder for the models, the report and result.json.")] = Path("runs/quickstart"),
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print result.json on stdout, everything else on stderr.")] = False,
 ) -> None:
     """See what latent feedback does.
 
-    Trains a standard and a full-bandwidth model on a word problem at equal compute, and reads both at up to four times
+    Trains a standard and a full-bandwidth model on a word problem at equal compute, and evaluates both at up to four times
     the training length: two to three minutes on two cores.
     """
     from rich.console import Console

@@ -9,7 +9,7 @@ import typer
 EXAMPLES = """Examples:
 
 \b
-  fullband recipe                          every key, what it may hold, its default
+  fullband recipe                          every key with its values and default
   fullband recipe optim                    one section
   fullband recipe data.source              the kinds of data
   fullband recipe --schema > recipe.json   for an editor that completes keys, or a script
@@ -23,9 +23,11 @@ model without a preset have no default. Any key can be set on the command line, 
 
 
 def recipe(
-    section: Annotated[str, typer.Argument(metavar="[SECTION]", help="A section, or the beginning of a key's dotted name.")] = "",
-    schema: Annotated[bool, typer.Option("--schema", help="The JSON schema (2020-12) of a whole recipe.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As docs/recipe.md has it.")] = False,
+    section: Annotated[
+        str, typer.Argument(metavar="[SECTION]", help="Section, or beginning of a dotted key, to list; default: all keys.")
+    ] = "",
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema (2020-12) of a recipe.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the keys as Markdown, as in docs/recipe.md.")] = False,
 ) -> None:
     """List the keys of a recipe: what each may hold, its default, and what it does."""
     from fullband.cli.console import print_json
@@ -33,11 +35,11 @@ def recipe(
     from fullband.recipe_keys import as_markdown, as_text, keys_of
 
     if schema and (section or markdown):
-        raise ValueError("--schema is of the whole recipe; leave out SECTION and --markdown")
+        raise ValueError("--schema prints the whole recipe's schema; leave out SECTION and --markdown")
     if schema:
         print_json(Recipe.model_json_schema())
         return
     keys = [key for key in keys_of(Recipe) if not section or key.name == section or key.name.startswith((f"{section}.", f"{section} "))]
     if not keys:
-        raise ValueError(f"{section}: no such key of a recipe; `fullband recipe` lists them")
+        raise ValueError(f"{section}: not a key of a recipe; `fullband recipe` lists them")
     typer.echo(as_markdown(keys) if markdown else as_text(keys), nl=False)

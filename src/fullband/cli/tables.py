@@ -71,9 +71,9 @@ def print_flops(console: Console, model: dict[str, Any]) -> None:
     made.add_row("training", *(short(column["training"]) for column in columns[:2]), "")
     print_table(
         console,
-        f"FLOPs of a token in rows of {per_pass['length']} (multiply-adds x 2)",
+        f"FLOPs per token in sequences of {per_pass['length']} (multiply-adds x 2)",
         made,
-        "Training is three forwards. "
+        "Training costs three forward passes. "
         f"The fusion is {percent(decoding['fusion_share'])} of a decoded token (the paper: under 1% at its size).",
     )
 
@@ -85,9 +85,9 @@ def print_decoding_memory(console: Console, model: dict[str, Any]) -> None:
         made.add_row(dtype, size(memory["weights"]), size(memory["cache_per_row"]), size(memory["total"]))
     print_table(
         console,
-        f"Memory for decoding one row, at the whole context of {decoding['context']}",
+        f"Memory for decoding one sequence of the full context of {decoding['context']} tokens",
         made,
-        "Sliding layers keep only their window. While it grows, the cache may take twice as much.",
+        "Sliding layers keep only their window. While the cache grows it may take twice as much.",
     )
 
 
@@ -101,7 +101,7 @@ def print_training_memory(console: Console, memory: dict[str, Any]) -> None:
         console,
         f"Memory for training, estimated: microbatch of {memory['rows']} x {memory['length']}, {memory['dtype']}{checkpointed}",
         made,
-        "Later passes reuse their prefix: activations and total are for its mean length; the last column is the worst case.",
+        "Later passes reuse their prefix: activations and total assume its mean length; the last column is the worst case.",
     )
 
 
@@ -113,7 +113,7 @@ def print_run(console: Console, run: dict[str, Any]) -> None:
     for span in run["schedule"]:
         made.add_row(f"{span['first_step']:,} to {span['stop_step'] - 1:,}", mixture(span["passes"]))
     notes = [warmup_words(run["steps"], run["warmup"]["in_recipe"])]
-    notes += ["the schedule is adaptive: the share of deeper passes will follow what is measured"] * run["adaptive"]
+    notes += ["the schedule is adaptive: the share of deeper passes follows measurements"] * run["adaptive"]
     print_table(
         console,
         f"Schedule: {run['steps']:,} steps of {run['tokens_per_step']:,} tokens",
@@ -149,9 +149,9 @@ def print_paper_runs(console: Console, runs: list[dict[str, Any]]) -> None:
         )
     print_table(
         console,
-        "Runs of the paper's section 4, in rows of 8192",
+        "Runs of the paper's section 4, in sequences of 8192 tokens",
         made,
         "* By the paper's own rule, tokens x passes, its first run is 30B, not 40B.\n"
-        "computed: positions really run, as later passes reuse their plain prefix (compiled, they start at eighths of "
-        "a row); naive: with whole passes.",
+        "computed: positions that are really computed, since later passes reuse their plain prefix "
+        "(compiled, they start at eighths of a sequence); naive: without reuse.",
     )

@@ -23,15 +23,20 @@ EXAMPLES = """Examples:
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A yaml recipe, a shipped one's name, or a run folder.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, a.b=c; may be repeated.")] = None,
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A yaml recipe, the name of an included one, or a run folder.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, as in train.steps=100; may be repeated."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the recipe's folder from its last checkpoint.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print groups, schedule and cost, write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and print parameter groups, schedule and cost; write nothing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress stays on stderr.")] = False,
 ) -> None:
     """Train a model from a recipe.
 
-    Ctrl-C and SIGTERM save the run and end it; a second Ctrl-C ends it at once.
+    Ctrl-C and SIGTERM save the run and stop; a second Ctrl-C stops at once.
     """
     from fullband.cli.console import messages, output, print_json
     from fullband.config import load_recipe
