@@ -20,6 +20,7 @@ from fullband.feedback.schedule import PassSchedule
 from fullband.model import FullBandModel
 from fullband.optim import Optimizer
 from fullband.presets import PAPER_RUNS, SCHEDULES, TRUNKS
+from fullband.spans import schedule_spans
 from fullband.trunk.attention import dense_plan
 
 MIDDLE = TrunkConfig(vocab_size=64, width=96, layers=4, heads=4, kv_heads=2, glu_width=256, context=256, window=64, full_every=2)
@@ -98,7 +99,7 @@ def test_the_paper_runs(run: str, billions: float) -> None:
 @pytest.mark.parametrize("name", ["paper-200b", "paper-10b"])
 def test_the_mixture_is_the_schedules_own(name: str, start_step: int) -> None:
     schedule = PassSchedule(FeedbackConfig(start_step=start_step), SCHEDULES[name], steps=400, seed=0)
-    spans = costs.schedule_spans(SCHEDULES[name], 400, start_step)
+    spans = schedule_spans(SCHEDULES[name], 400, start_step)
     assert [(first, stop) for first, stop, _ in spans] == [(a, b) for a, b in zip([0, *[s[1] for s in spans]], [s[1] for s in spans])]  # noqa: B905
     for first, stop, passes in spans:
         assert schedule.probabilities(first) == passes == schedule.probabilities(stop - 1)

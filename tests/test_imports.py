@@ -21,20 +21,21 @@ BELOW: dict[str, set[str]] = {
     "files": set(),
     "run_folder": {"files"},
     "presets": {"config"},
+    "spans": {"config"},
     "trunk": {"config"},
-    "feedback": {"trunk", "config"},
+    "feedback": {"trunk", "config", "spans"},
     "model": {"feedback", "trunk", "presets", "config", "files", "run_folder"},
     "optim": {"config"},
     "data": {"config", "files", "run_folder"},
     "decode": {"feedback", "trunk", "model", "data", "config"},
 }
 BELOW["evaluate"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files", "hf", "loading"}
-BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "amounts", "run_folder"}
+BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "spans", "amounts", "run_folder"}
 BELOW["hf"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files"}
 BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}
 BELOW["probe"] = {"decode", "data", "feedback", "trunk", "config"}
-BELOW["costs"] = {"config"}
+BELOW["costs"] = {"config", "spans"}
 BELOW["plots"] = {"training", "evaluate", "config", "files"}  # reads run folders; never a model
 BELOW["experiments"] = BELOW["training"] | {"training", "diagnose", "probe", "costs", "plots", "strict", "shipped"}
 HEAVY = ["transformers", "vllm", "lm_eval", "matplotlib", "datasets", "pandas", "pyarrow", "tiktoken", "wandb", "tensorboard", "sklearn"]

@@ -30,8 +30,14 @@ class Yarn(Strict):
     type: Literal["yarn"] = Field(default="yarn", description="the kind of extension")
     factor: float = Field(gt=1, le=1e6, description="how many times longer the context becomes")
     original: int = Field(gt=1, le=2**31, description="the context the model was trained at")
-    beta_fast: float = Field(default=32.0, gt=0, le=1e6, description="turns within the original context above which a frequency stays")
-    beta_slow: float = Field(default=1.0, gt=0, le=1e6, description="turns below which a frequency is divided by the factor")
+    beta_fast: float = Field(default=32.0, ge=1e-6, le=1e6, description="turns within the original context above which a frequency stays")
+    beta_slow: float = Field(default=1.0, ge=1e-6, le=1e6, description="turns below which a frequency is divided by the factor")
+
+    @model_validator(mode="after")
+    def _slow_is_below_fast(self) -> Yarn:
+        if self.beta_slow > self.beta_fast:
+            raise ValueError(f"beta_slow ({self.beta_slow}) must not be above beta_fast ({self.beta_fast})")
+        return self
 
     @property
     def context(self) -> int:
@@ -51,7 +57,7 @@ class TrunkConfig(Strict):
     window: int = Field(gt=0, le=2**31, description="keys a sliding-window layer sees, its own included")
     full_every: int = Field(default=6, gt=0, le=2**31, description="layers 6, 12, ... counted from 1 attend fully")
     head_dim: int | None = Field(default=None, gt=0, le=2**14, description="numbers in a head; default: width / heads")
-    rope_base: float = Field(default=10_000.0, gt=0, le=1e15, description="base of the rotary frequencies")
+    rope_base: float = Field(default=10_000.0, ge=1.001, le=1e15, description="base of the rotary frequencies")
     rope: Yarn | None = Field(default=None, description="how rotary positions reach beyond the context of pre-training")
     norm_eps: float = Field(default=1e-6, gt=0, le=1, description="added under the root of the norms")
     fed_back: FedBackName = Field(default="top", description="which state is carried: the top one, an ablation's otherwise (section 5)")
@@ -94,7 +100,9 @@ class ModelConfig(Strict):
         default=None, description="a Hugging Face causal LM (folder or hub id) to convert, or a saved model or run"
     )
     fusion: FusionName | None = Field(default=None, description="default: gated; residual where a source is converted; a saved model's own")
-    rope_base: float | None = Field(default=None, gt=0, le=1e15, description="another base of the rotary frequencies, for a longer context")
+    rope_base: float | None = Field(
+        default=None, ge=1.001, le=1e15, description="another base of the rotary frequencies, for a longer context"
+    )
     rope: Yarn | None = None
     context: int | None = Field(default=None, gt=1, le=2**31, description="default: the model's own, or rope's factor x original")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fullband.config import FeedbackConfig, FusionName, Phase, TrunkConfig
+from fullband.spans import schedule_spans
 
 FUSION_MATRICES: dict[str, int] = {"gated": 2, "concat": 2, "add": 1, "residual": 2}  # of width x width
 CHUNK_LOGITS = 2**24  # logits the training head holds at once (feedback.loss, whose number a test compares)
@@ -188,19 +189,6 @@ def pass_mixture(phases: list[Phase], steps: int | None = None, start_step: int 
             if probability:
                 mixture[k] = mixture.get(k, 0.0) + probability * (stop - first) / (steps or 10**9)
     return dict(sorted(mixture.items()))
-
-
-def schedule_spans(phases: list[Phase], steps: int, start_step: int = 0) -> list[tuple[int, int, dict[int, float]]]:
-    """(first step, step after the last, pass probabilities): the phases in steps, plain before `start_step`."""
-    spans: list[tuple[int, int, dict[int, float]]] = []
-    done, first = 0.0, 0
-    for phase in phases:
-        done += phase.fraction * steps
-        stop = steps if phase is phases[-1] else round(done)
-        switch = min(max(first, start_step), stop)
-        spans += [(first, switch, {1: 1.0}), (switch, stop, phase.passes)]
-        first = stop
-    return [span for span in spans if span[0] < span[1]]
 
 
 @dataclass(frozen=True)

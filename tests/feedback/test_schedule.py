@@ -1,6 +1,7 @@
 """Law 7: passes and prefixes are pure functions of their keys; shares and distributions are what the recipe says."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from fullband.config import AdaptiveConfig, FeedbackConfig, Phase
 from fullband.feedback.schedule import AdaptiveShare, PassSchedule
 from fullband.feedback.settling import Settling
 from fullband.presets import PAPER_RUNS, SCHEDULES, resolve_schedule
+from fullband.spans import schedule_spans
 
 PHASES = [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={2: 0.88, 3: 0.12})]
 
@@ -124,17 +126,6 @@ def test_phases_change_at_their_fractions():
     assert schedule(SCHEDULES["none"]).switch_on is None
 
 
-def test_switch_on_is_found_once():
-    """A long run asks at every step; searching all steps each time would cost hours."""
-    s = schedule(steps=100_000, fusion_warmup=10)
-    calls = []
-    real = s._phase
-    s._phase = lambda step: calls.append(step) or real(step)
-    for step in range(70_000, 70_020):
-        s.warming_fusion(step)
-    assert len(calls) < 200_000
-
-
 @pytest.mark.parametrize("name, compute", [("paper-10b", 30e9), ("paper-100b", 150e9), ("paper-200b", 256e9), ("paper-400b", 512e9)])
 def test_token_equivalent_compute_of_the_paper(name, compute):
     s = schedule(resolve_schedule(name), steps=1000)
@@ -246,3 +237,19 @@ def test_every_step_of_the_fusion_warmup_feeds_back():
     assert min(warming.passes(step) for step in range(200, 250)) == 2
     assert 1 in [plain.passes(step) for step in range(200, 250)]
     assert [warming.passes(step) for step in range(250, 400)] == [plain.passes(step) for step in range(250, 400)]
+
+
+def test_the_longest_run_is_planned_at_once():
+    """A billion steps, as many as a recipe may have, are no work before the first."""
+    longest = schedule(steps=10**9, adaptive=AdaptiveConfig(), fusion_warmup=10)
+    began = time.perf_counter()
+    assert longest.switch_on == 750_000_000 and longest.adaptive.floor == pytest.approx(0.12)
+    assert longest.probabilities(10**9 - 1) == {2: 0.88, 3: 0.12} and longest.probabilities(749_999_999) == {1: 1.0}
+    assert [longest.warming_fusion(step) for step in (749_999_999, 750_000_009, 750_000_010)] == [False, True, False]
+    assert time.perf_counter() - began < 1
+
+
+def test_a_phase_that_stands_twice_is_itself_twice():
+    plain, deep = PHASES[0].model_copy(update={"fraction": 0.25}), Phase(fraction=0.5, passes={2: 1.0})
+    assert schedule_spans([plain, deep, plain], 8) == [(0, 2, {1: 1.0}), (2, 6, {2: 1.0}), (6, 8, {1: 1.0})]
+    assert [schedule([plain, deep, plain], steps=8).passes(step) for step in range(8)] == [1, 1, 2, 2, 2, 2, 1, 1]

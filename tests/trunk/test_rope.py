@@ -60,3 +60,19 @@ def test_the_decoder_reads_with_its_own_positions(trunk_config) -> None:
         found, _ = other(other.embed(tokens))
         torch.testing.assert_close(found[:, 0], states[:, 0])
         assert not torch.allclose(found[:, 1:], states[:, 1:], atol=1e-4)
+
+
+@pytest.mark.parametrize("base", [1.001, 1e15])
+@pytest.mark.parametrize("turns", [(1e-6, 1e-6), (1e6, 1e-6), (1e6, 1e6)])
+@pytest.mark.parametrize(("factor", "original"), [(1e6, 2), (1 + 1e-9, 2**31), (1e6, 2**31)])
+def test_every_yarn_that_a_recipe_may_name_has_frequencies(base: float, turns: tuple[float, float], factor: float, original: int) -> None:
+    shape = {"vocab_size": 9, "width": 8, "layers": 1, "heads": 1, "kv_heads": 1, "glu_width": 8, "window": 8, "context": 2}
+    yarn = Yarn(factor=factor, original=original, beta_fast=turns[0], beta_slow=turns[1])
+    found = inverse_frequencies(TrunkConfig(rope_base=base, rope=yarn, **shape), torch.device("cpu"), torch.float32)
+    assert found.isfinite().all() and (found > 0).all()
+
+
+@pytest.mark.parametrize(("key", "value"), [("beta_slow", 40.0), ("beta_fast", 0.5), ("beta_slow", 5e-324), ("beta_fast", 1e-300)])
+def test_turns_that_make_no_ramp_are_refused(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=r"beta_slow \(\S+\) must not be above beta_fast|greater than or equal to"):
+        Yarn.model_validate({"factor": 4, "original": 64, key: value})

@@ -7,6 +7,7 @@ from typing import Any
 from fullband import costs
 from fullband.config import FeedbackConfig, FusionName, Recipe, TrunkConfig
 from fullband.presets import PAPER_RUNS, SCHEDULES, resolve_schedule
+from fullband.spans import schedule_spans
 
 PAPER_TRUNK, PAPER_LENGTH = "paper-1b", 8192
 # The last column of the table in section 4. The first row does not follow the paper's own rule, tokens x passes: that is 30B.
@@ -105,7 +106,7 @@ def describe_run(recipe: Recipe, trunk: TrunkConfig | None, feedback: FeedbackCo
         "tokens_per_step": tokens_per_step,
         "schedule": [
             {"first_step": first, "stop_step": stop, "passes": passes}
-            for first, stop, passes in costs.schedule_spans(phases, train.steps, feedback.start_step)
+            for first, stop, passes in schedule_spans(phases, train.steps, feedback.start_step)
         ],
         "adaptive": feedback.adaptive is not None,
         "warmup": {"steps": warmup_length(train.steps, recipe.optim.warmup_steps), "in_recipe": recipe.optim.warmup_steps},

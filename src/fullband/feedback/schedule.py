@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from fullband.config import AdaptiveConfig, FeedbackConfig, Phase
 from fullband.feedback.multipass import Prefix
 from fullband.feedback.noise import keyed_generator
 from fullband.feedback.settling import Settling
+from fullband.spans import Span, schedule_spans
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -32,9 +35,7 @@ class PassSchedule:
 
     def probabilities(self, step: int) -> dict[int, float]:
         """Number of passes -> probability at `step` (counted from 0), the adaptive share included."""
-        if step < self.config.start_step:
-            return {1: 1.0}
-        passes = self._phase(step).passes
+        passes = self._spans[bisect_right(self._spans, step, hi=len(self._spans) - 1, key=itemgetter(1))][2]
         return self.adaptive.reshape(passes) if self.adaptive else passes
 
     def passes(self, step: int) -> int:
@@ -51,9 +52,13 @@ class PassSchedule:
         return self._planned_switch_on if self.switched_on is None else self.switched_on
 
     @cached_property
+    def _spans(self) -> list[Span]:
+        return schedule_spans(self.phases, self.steps, self.config.start_step)
+
+    @cached_property
     def _planned_switch_on(self) -> int | None:
         """The first step whose phase feeds back. The adaptive share moves passes, but never to or from 1."""
-        return next((s for s in range(self.steps) if any(k > 1 and p > 0 for k, p in self.probabilities(s).items())), None)
+        return next((first for first, _, passes in self._spans if any(k > 1 and p > 0 for k, p in passes.items())), None)
 
     def loss_weight(self, step: int) -> float:
         """λ of Eq. 12 at `step`: the configured one, reached in equal parts over `loss_weight_ramp` steps that begin with the switch-on."""
@@ -95,7 +100,7 @@ class PassSchedule:
 
     def _feeding(self) -> float:
         """The share of the run's batches that feed back."""
-        return sum(1 - self._phase(step).passes.get(1, 0.0) for step in range(self.config.start_step, self.steps)) / self.steps
+        return math.fsum((stop - first) * (1 - passes.get(1, 0.0)) for first, stop, passes in self._spans) / self.steps
 
     def state_dict(self) -> dict[str, Any]:
         share = {"adaptive_share": self.adaptive.share} if self.adaptive else {}
@@ -114,14 +119,6 @@ class PassSchedule:
             self.switched_on = before
         elif self._planned_switch_on is not None and self._planned_switch_on < step:
             self.switched_on = step
-
-    def _phase(self, step: int) -> Phase:
-        done = 0.0
-        for phase in self.phases:
-            done += phase.fraction * self.steps
-            if step < round(done):
-                return phase
-        return self.phases[-1]
 
 
 class AdaptiveShare:

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from fullband.amounts import duration, short
-from fullband.costs import executed_positions, schedule_spans
+from fullband.costs import executed_positions
+from fullband.spans import schedule_spans
 from fullband.training.run import Run
 
 MEMORY = 0.9  # of the running mean of each pass's loss
