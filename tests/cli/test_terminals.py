@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from cli.commands import Trained
 from fullband.cli.console import output, print_json, spell_what_cannot_be_written
 from fullband.cli.main import app
 
+needs_fork = pytest.mark.skipif(sys.platform != "linux", reason="closes what a child of os.fork writes to")
 ENCODINGS = ["ascii", "latin-1", "cp1252"]
 
 
@@ -76,3 +79,48 @@ def test_commands(encoding: str, monkeypatch: pytest.MonkeyPatch, text_run: Trai
     for command in ("generate", "experiment", "chat", "evaluate", "train"):
         assert terminal.run(command, "--help")[0] == 0
     assert terminal.run("info", "nöwhere🙂")[0] == 2
+
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+
+
+@needs_full
+@pytest.mark.parametrize("words", [("info", "tiny"), ("info", "tiny", "--json"), ("recipe", "--schema"), ("--help",)])
+def test_a_result_that_cannot_be_written_is_an_error(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as left:
+            app(list(words))
+    line = capfd.readouterr().err
+    assert left.value.code == 2 and line.startswith("error: ") and "No space left on device" in line and line.count("\n") == 1
+
+
+def test_a_reader_that_has_gone_is_told_nothing(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit) as left:
+            app(["info", "tiny", "--json"])
+    assert left.value.code == 1 and capfd.readouterr().err == ""
+
+
+@needs_fork
+def test_what_was_closed_leads_nowhere(tmp_path: Path) -> None:
+    """A file that takes the number of a closed stdout would get what is printed."""
+
+    def command() -> None:
+        os.close(0), os.close(1), os.close(2)
+        sys.stdin = sys.stdout = sys.stderr = None  # as Python has them then
+        code = app(["info", "tiny"], standalone_mode=False)
+        with open(tmp_path / "file", "w", encoding="utf-8") as file:
+            print("nowhere", flush=True)
+            os._exit(0 if not code and file.fileno() > 2 else 1)
+
+    child = os.fork()
+    if not child:
+        try:
+            command()
+        finally:
+            os._exit(3)
+    assert os.waitpid(child, 0)[1] == 0 and (tmp_path / "file").read_text(encoding="utf-8") == ""

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from fullband.cli.train import plan_of
 from fullband.config import Recipe
 from fullband.training import loop as loop_module
 from fullband.training import train
 from fullband.training.metrics import JsonLines, open_trackers, read_metrics
+from fullband.training.run import folder_of
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -152,8 +154,10 @@ def test_tensorboard_gets_steps_and_validation(recipe: MakeRecipe) -> None:
 def test_a_missing_tracker_is_one_line(recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, tracker: str, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     config = recipe(train__tracker=tracker)
-    with pytest.raises(ValueError, match=rf"train\.tracker: {tracker} is not installed; pip install 'fullband\[track\]'"):
-        train(config)
+    for start in (plan_of, train):
+        with pytest.raises(ValueError, match=rf"train\.tracker: {tracker} is not installed; pip install 'fullband\[track\]'"):
+            start(config)
+    assert not folder_of(config).exists()
     assert train(recipe()).steps == 6  # nothing is in the way of a start without it
 
 

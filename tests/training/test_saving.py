@@ -329,6 +329,17 @@ def test_training_state_of_another_shape_is_named(recipe: MakeRecipe, content: s
         train(config, resume=True)
 
 
+@pytest.mark.parametrize(("section", "value"), [("loader", {}), ("loader", {"example": None}), ("schedule", []), ("milestones", {"of": 1})])
+def test_a_section_of_another_shape_is_named(recipe: MakeRecipe, section: str, value: Any) -> None:
+    config = recipe(train__steps=1)
+    folder = train(config).checkpoint
+    training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    (folder / "training.json").write_text(json.dumps(training | {section: value}), encoding="utf-8")
+    write_manifest(folder, [path.name for path in folder.iterdir() if path.name != "manifest.json"])
+    with pytest.raises(ValueError, match=r"training\.json: not the training state of a run"):
+        train(config, resume=True)
+
+
 @pytest.mark.parametrize("manifest", [{}, {"config.json": ""}])
 def test_a_manifest_that_lists_no_weights_is_damaged(recipe: MakeRecipe, manifest: dict[str, str]) -> None:
     config = recipe(train__steps=1)

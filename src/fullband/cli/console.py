@@ -6,7 +6,9 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -35,6 +37,34 @@ def spell_what_cannot_be_written() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="fullband.spell")
+
+
+def open_what_is_closed() -> None:
+    """stdin, stdout and stderr lead nowhere if the caller closed them (`>&-`): else the next file to be opened, a checkpoint perhaps, takes
+    the number, and what is printed is written into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+
+
+def written_out() -> OSError | None:
+    """Write what stdout still holds; the error, if it can't be: the rest is then let go, so that the interpreter does not try again."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+        return error
+    return None
 
 
 def is_unicode(stream: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from fullband.cli.console import spell_what_cannot_be_written
+from fullband.cli.console import open_what_is_closed, spell_what_cannot_be_written, written_out
 
 TRACEBACK = "FULLBAND_TRACEBACK"
 OUT_OF_MEMORY = "out of memory"
@@ -27,8 +27,20 @@ class OneLineErrors(TyperGroup):
     """A group of commands whose ValueErrors and OSErrors become `error: …`. Others are bugs and keep their traceback."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
+        open_what_is_closed()
         spell_what_cannot_be_written()  # before help and usage, too
-        return super().main(*args, **settings)
+        code: Any = 0
+        try:
+            return super().main(*args, **settings)
+        except SystemExit as end:
+            code = end.code
+            raise
+        finally:
+            lost = written_out()
+            if lost and not code:
+                if not isinstance(lost, BrokenPipeError):  # nobody is there to tell
+                    typer.echo(f"error: stdout: the result could not be written ({lost.strerror})", err=True)
+                raise SystemExit(1 if isinstance(lost, BrokenPipeError) else 2)
 
     def invoke(self, ctx: Any) -> Any:
         try:

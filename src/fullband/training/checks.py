@@ -12,6 +12,7 @@ from fullband.files import check_place
 from fullband.loading import LoadedModel
 from fullband.optim.wsd import wsd_factor
 from fullband.presets import resolve_schedule
+from fullband.training.metrics import check_tracker
 
 LONGEST_NAME = 255  # bytes of a file's name, on the file systems that there are
 
@@ -23,6 +24,7 @@ def check_run(recipe: Recipe, loader: Loader, model: LoadedModel) -> list[Batch]
     """
     optim, evaluation = recipe.optim, recipe.evaluation
     wsd_factor(0, recipe.train.steps, optim.warmup_steps, optim.cooldown, optim.cooldown_shape)
+    check_tracker(recipe.train.tracker)
     feeds_back = any(k > 1 for phase in resolve_schedule(recipe.feedback.schedule) for k, share in phase.passes.items() if share)
     if recipe.feedback.prefix == "answer" and not isinstance(recipe.data.source, ChatSource):
         raise ValueError("feedback.prefix: 'answer' needs data that say where answers begin (data.source.kind chat)")

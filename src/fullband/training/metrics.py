@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from fullband.files import write_bytes
 
 METRICS = "metrics.jsonl"
+TRACKERS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}  # their modules
 
 
 class Tracker(Protocol):
@@ -73,12 +75,20 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
+def check_tracker(kind: str) -> None:
+    """Raises ValueError if the package of a recipe's `train.tracker` is not installed."""
+    if kind == "none":
+        return
+    try:
+        import_module(TRACKERS[kind])
+    except ImportError:
+        raise ValueError(f"train.tracker: {kind} is not installed; pip install 'fullband[track]'") from None
+
+
 class TensorBoard:
     def __init__(self, folder: Path, drop_from: int):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError("train.tracker: tensorboard is not installed; pip install 'fullband[track]'") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=drop_from)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
@@ -94,10 +104,8 @@ class TensorBoard:
 
 class WeightsAndBiases:
     def __init__(self, folder: Path, name: str, recipe: dict[str, Any]):
-        try:
-            import wandb
-        except ImportError:
-            raise ValueError("train.tracker: wandb is not installed; pip install 'fullband[track]'") from None
+        import wandb
+
         self._run = wandb.init(project="fullband", name=name, config=recipe, dir=str(folder), id=name, resume="allow")
 
     def log(self, step: int, values: dict[str, Any]) -> None:
@@ -110,7 +118,7 @@ class WeightsAndBiases:
 def open_trackers(
     kind: str, folder: Path, name: str, recipe: dict[str, Any], drop_from: int, validates_again: bool = False
 ) -> list[Tracker]:
-    """metrics.jsonl, and the tracker the recipe names. Raises ValueError if that one is not installed."""
+    """metrics.jsonl, and the tracker the recipe names. `check_tracker` says whether that one is installed."""
     trackers: list[Tracker] = [JsonLines(folder, drop_from, validates_again)]
     if kind == "tensorboard":
         trackers.append(TensorBoard(folder, drop_from))

@@ -17,7 +17,7 @@ from fullband.config import Recipe
 from fullband.data.batch import Batch
 from fullband.data.loader import Loader, build_loader
 from fullband.feedback.schedule import PassSchedule
-from fullband.files import read_tensors, write_bytes
+from fullband.files import TRAINING, read_tensors, write_bytes
 from fullband.loading import LoadedModel
 from fullband.model import WEIGHTS, FullBandModel
 from fullband.optim.optimizer import Optimizer
@@ -140,9 +140,12 @@ class Run:
         except ValueError as error:
             there = "; was it trained with another optim.kind?" if "optimizer state" in str(error) else ""
             raise ValueError(f"{checkpoint}: cannot resume: {error}{there}") from None
-        self.loader.load_state_dict(training["loader"])
-        self.schedule.load_state_dict(training["schedule"], training["step"])
-        self.milestones = Milestones.from_state(training["milestones"])
+        try:
+            self.loader.load_state_dict(training["loader"])
+            self.schedule.load_state_dict(training["schedule"], training["step"])
+            self.milestones = Milestones.from_state(training["milestones"])
+        except (KeyError, IndexError, TypeError, OverflowError) as error:
+            raise ValueError(f"{checkpoint / TRAINING}: not the training state of a run ({error!r})") from None
         self.best, self.pending, self.unlogged = self.checkpoints.standing(checkpoint)
         self.step, self.tokens = training["step"], training["tokens"]
         self.token_equivalent, self.executed_positions = training["token_equivalent"], training["executed_positions"]
