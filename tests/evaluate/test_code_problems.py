@@ -130,6 +130,25 @@ def test_code_of_a_chat_answer(answer, code):
         ("Answer: ```python\ndef f(x):\n    return x\n```\n", "def f(x):\n    return x\n"),
         ("> ```python\n> def f(x):\n>     return x\n> ```", "def f(x):\n    return x\n"),
         ("````python\ndef f(x):\n    return x\n````", "def f(x):\n    return x\n"),
+        ("```text\ndef f(x): return x\n```", "def f(x): return x\n"),  # whatever its mark, if it is Python
+        ("```python:f.py\ndef f(x): return x\n```\n```ruby\ndef f(x)\n  x\nend\n```", "def f(x): return x\n"),
+        ("```{python}\ndef f(x): return x\n```\n```\nf(1) = 1\n```", "def f(x): return x\n"),
+        ("```python\ndef f(x): return x\n```\nIts signature:\n```python\ndef f(x: int) -> int:\n```", "def f(x): return x\n"),
+        ("```python\ndef f(x): return x\n```\nthat is\n```python\ndef f(x): ...\n```", "def f(x): return x\n"),
+        ("```python\ndef f(x):\n    # as ```x```\n    return x\n```", "def f(x):\n    # as ```x```\n    return x\n"),
+        ("```python\nreturn x\n```", "    return x\n"),
+        ("```python\n        if x:\n            return x\n```", "    if x:\n        return x\n"),
+        ("Sure!\n\nimport re\ndef f(x):\n    return x\n\nIt is x.\nDone.\n", "import re\ndef f(x):\n    return x\n\n"),
+        ("Sure!\n\ndef f(x):\n    return x\n", "def f(x):\n    return x\n"),
+        ("<code>\ndef f(x):\n    return x\n</code>", "def f(x):\n    return x\n"),
+        ("[PYTHON]\ndef f(x):\n    return x\n[/PYTHON]", "def f(x):\n    return x\n"),
+        ("```python\nC = tuple([1])\n```\n```python\ndef f(x): return C\n```", "C = tuple([1])\ndef f(x): return C\n"),
+        (
+            "```python\nC: int = 1\nA, B = 1, 2\n```\n```python\ndef f(x): return C + B\n```",
+            "C: int = 1\nA, B = (1, 2)\ndef f(x): return C + B\n",
+        ),
+        ("```python\nB = 2\nA = B + 1\n```\n```python\ndef f(x): return A + B\n```", "B = 2\nA = B + 1\ndef f(x): return A + B\n"),
+        ("```python\ny = f(2)\nz = input()\n```\n```python\ndef f(x): y = z = x; return y\n```", "def f(x): y = z = x; return y\n"),
         (
             "<think>draft</think>```python\nfrom math import *\n```\n```python\ndef f(x):\n    return sqrt(x)\n```",
             "from math import *\ndef f(x):\n    return sqrt(x)\n",
@@ -147,6 +166,7 @@ def test_the_last_draft_that_defines_the_function_counts(answer, code):
         "```python\n'''\n```\n" * 5_000,
         " " * 100_000,
         "- " * 50_000,
+        "Sure\ndef f(x):\n" + "    x = x\n" * 20_000 + "It is\n" * 5_000,
         "".join(f"```python\nv{i}=v{i + 1}\n```\n" for i in range(3_000)),
     ],
 )

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-_PYTHON = {"python", "py", "python3", "py3", "{.python}"}
+_PYTHON = re.compile(r"\{?\.?i?py(?:thon)?3?(?![a-z])")  # python, py3, {.python}, ipython, python:area.py
+_MOST_CUTS = 5  # of prose after code that stands in no block
 _FENCE = re.compile(r"(?P<lead>[ \t>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
 _BEHIND_TEXT = re.compile(r"\S.{0,200}?(?P<lead>)(?P<fence>`{3,})[ \t]*(?P<info>(?i:python|py)3?)$")  # Answer: ```python
+_MAKERS = {
+    "tuple", "list", "dict", "set", "frozenset", "range", "int", "float", "str", "len", "sorted", "zip", "enumerate", "defaultdict",
+    "Counter", "deque", "namedtuple", "re", "math", "string", "collections", "itertools",
+}  # fmt: skip
 _TRIPLE = re.compile(r'"""|' + "'''")
+_FIRST_LINE = re.compile(r"(?:(?:async\s+)?def|class)\s+\w+\s*[(:]|import\s+\w|from\s+[\w.]+\s+import\b|@\w|\w+ ?= ?\S")
 _STARTS_CODE = re.compile(r"\s*(?:(?:async\s+)?def|class|import|from|return|@\w)\b|[ \t]+\S")
 
 
@@ -36,21 +44,88 @@ def defines(name: str, code: str) -> bool:
 
 
 def fenced_code(answer: str, entry_point: str | None = None) -> str:
-    """The Python of a chat answer, thoughts aside: the last block that defines `entry_point`. Without one (a body only, or no name known),
-    the first block marked as Python, else the first unmarked one, else all of the answer.
+    """The Python of a chat answer, thoughts aside: the last block that defines `entry_point` and gives it a body, whatever its mark.
+    Without one (a body only, or no name known), the first block marked as Python, else the first unmarked one, else the answer's code.
 
     Names which that block uses and does not define come from the other blocks (imports, helpers, constants). An unfinished block counts.
     """
     answer = after_thinking(answer)
-    found = [block for block in fenced_blocks(answer) if not block.language or block.language in _PYTHON]
+    blocks = fenced_blocks(answer)
+    found = [block for block in blocks if not block.language or _PYTHON.match(block.language) or _is_python(block.code, entry_point)]
     everything = [block.code for block in found]
     if not everything:
-        return answer
-    drafts = [i for i, code in enumerate(everything) if entry_point and defines(entry_point, code)]
+        return answer if blocks or entry_point is None else _outside_of_prose(answer, entry_point)
+    drafts = [i for i, code in enumerate(everything) if _drafts(entry_point, code)]
+    whole = [i for i in drafts if not _is_signature(everything[i], entry_point)]
     marked = [i for i, block in enumerate(found) if block.language]
-    chosen = drafts[-1] if drafts else marked[0] if marked else 0
-    others = [*reversed(everything[:chosen]), *everything[chosen + 1 :]]
-    return _with_missing_names(everything[chosen], others, entry_point)
+    chosen = whole[-1] if whole else drafts[-1] if drafts else marked[0] if marked else 0
+    numbered = [*enumerate(everything)]
+    others = [*reversed(numbered[:chosen]), *numbered[chosen + 1 :]]
+    code = everything[chosen] if drafts else _as_body(everything[chosen])
+    return _with_missing_names(code, others, entry_point)
+
+
+def _drafts(entry_point: str | None, code: str) -> bool:
+    return entry_point is not None and defines(entry_point, code)
+
+
+def _is_python(code: str, entry_point: str | None) -> bool:
+    """Python under another mark, such as `text`."""
+    return _drafts(entry_point, code) and parsed(code) is not None
+
+
+def _is_signature(code: str, entry_point: str | None) -> bool:
+    """Does this code only say how the function is called, with no body, a docstring or `...`?"""
+    tree = parsed(code) or parsed(code.rstrip() + " ...\n")
+    found = [s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == entry_point] if tree else []
+    return bool(found) and all(
+        isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in found[-1].body
+    )
+
+
+def _as_body(code: str) -> str:
+    """Lines that return something and stand in no function, indented as the body of one."""
+    tree = parsed(textwrap.dedent(code))
+    if tree is None or re.match(r"(?:[ \t]*\n)* {4}\S", code) or not any(isinstance(node, ast.Return) for node in _outside_functions(tree)):
+        return code
+    return textwrap.indent(textwrap.dedent(code), "    ")
+
+
+def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield node
+            yield from _outside_functions(node)
+
+
+def _outside_of_prose(answer: str, entry_point: str) -> str:
+    """The code of an answer without fences, if it defines the function: from its first line of code to where it no longer is one."""
+    lines = [line for line in answer.splitlines(keepends=True) if not re.fullmatch(r"\[/?[A-Z]+\]\s*", line)]  # [PYTHON], [DONE]
+    answer = "".join(lines)
+    if not defines(entry_point, answer) or parsed(answer) is not None:
+        return answer
+    start, end = next((at for at, line in enumerate(lines) if _FIRST_LINE.match(line)), 0), len(lines)
+    for _ in range(_MOST_CUTS):
+        code = "".join(lines[start:end])
+        if not defines(entry_point, code):
+            break
+        if (wrong := _first_error(code)) is None:
+            return code
+        end = start + wrong
+    return answer
+
+
+def _first_error(code: str) -> int | None:
+    """The line, counted from 0, at which this stops being Python; None if it is."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(code)
+    except SyntaxError as error:
+        return min((error.lineno or 1) - 1, len(code.splitlines()) - 1)
+    except (ValueError, RecursionError, MemoryError):
+        return 0
+    return None
 
 
 def fenced_blocks(answer: str) -> list[Block]:
@@ -85,7 +160,7 @@ def _block(lines: list[str], start: int, fence: str, indentation: int) -> tuple[
         closes = found is not None and found["fence"][0] == fence[0] and len(found["fence"]) >= len(fence)
         if found is not None and closes:
             end = (number, "", number if found["info"] else number + 1)  # one with a language opens the next: this one was left open
-        elif text.endswith(fence) and not text.endswith(fence + fence[0]):
+        elif text.endswith(fence) and fence not in text.removesuffix(fence) and not text.endswith(fence + fence[0]):
             end = (number, text.removesuffix(fence) + "\n", number + 1)
         else:
             quote = _open_string(text, quote)
@@ -127,7 +202,10 @@ def bound_names(statement: ast.stmt) -> set[str]:
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {statement.name}
     if isinstance(statement, ast.Assign):
-        return {target.id for target in statement.targets if isinstance(target, ast.Name)}
+        targets = [part for target in statement.targets for part in (target.elts if isinstance(target, ast.Tuple | ast.List) else [target])]
+        return {target.id for target in targets if isinstance(target, ast.Name)}
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None and isinstance(statement.target, ast.Name):
+        return {statement.target.id}
     return set()
 
 
@@ -135,29 +213,32 @@ def used_names(tree: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def _with_missing_names(code: str, others: list[str], entry_point: str | None) -> str:
-    """The code behind those statements of other blocks, nearest first, that define what it uses and lacks."""
+def _with_missing_names(code: str, others: list[tuple[int, str]], entry_point: str | None) -> str:
+    """The code behind those statements of other (numbered) blocks, nearest first, that define what it uses and lacks."""
     tree = parsed(code)
     if tree is None or not others:
         return code
     have = {name for statement in tree.body for name in bound_names(statement)} | {entry_point or ""}
-    giver: dict[str, ast.stmt] = {}
-    for other in others:
-        for statement in reversed(found.body if (found := parsed(other)) else []):
+    giver: dict[str, tuple[int, int, ast.stmt]] = {}
+    for number, other in others:
+        for place, statement in reversed([*enumerate(found.body if (found := parsed(other)) else [])]):
             if _is_harmless(statement):
-                giver |= {name: statement for name in bound_names(statement) if name not in giver}
-    before: list[str] = []
+                giver |= {name: (number, place, statement) for name in bound_names(statement) if name not in giver}
+    before: list[tuple[int, int, ast.stmt]] = []
     missing = (used_names(tree) | {"*"}) - have  # a star import may bring any name
     while missing:
         name = missing.pop()
-        if name in giver and not bound_names(giver[name]) & have:
-            before.append(ast.unparse(giver[name]))
-            have |= bound_names(giver[name])
-            missing = (missing | used_names(giver[name])) - have
-    before.reverse()  # what a helper needs stands before it
-    return "\n".join([*before, code]) if before else code
+        if name in giver and not bound_names(giver[name][2]) & have:
+            before.append(giver[name])
+            have |= bound_names(giver[name][2])
+            missing = (missing | used_names(giver[name][2])) - have
+    before.sort(key=lambda one: one[:2])  # as they were written
+    return "\n".join([*(ast.unparse(statement) for _, _, statement in before), code]) if before else code
 
 
 def _is_harmless(statement: ast.stmt) -> bool:
-    """Definitions and constants: an example that calls the function is none."""
-    return not isinstance(statement, ast.Assign) or not any(isinstance(node, ast.Call) for node in ast.walk(statement.value))
+    """Definitions and constants: an example that calls the function is none, tuple([1, 2]) and re.compile("a") are."""
+    if not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return True
+    calls = [node.func for node in ast.walk(statement.value or statement) if isinstance(node, ast.Call)]
+    return all(ast.unparse(call).partition(".")[0] in _MAKERS for call in calls)

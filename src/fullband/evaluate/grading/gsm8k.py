@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
-from decimal import Decimal
+from fractions import Fraction
 
 from fullband.evaluate.grading.chat_code import after_thinking
 from fullband.evaluate.grading.math_text import math_answer
@@ -15,8 +15,15 @@ _NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 _SIGN = r"(?:(?<![\w)\].$])-[ ]?)?"  # the dash of 7-18 is none
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+"
 _VALUE = rf"{_SIGN}(?:\$[ ]?-?)?(?:{_DIGITS})"
+_OVER = r"(?: ?/ ?[0-9]{1,9}(?![0-9/]))?"
 _ANY_VALUE = re.compile(_VALUE)
-_MARKED_VALUE = re.compile(rf"####[ \t*:=$]*({_VALUE})(?!\.[ \t]+[A-Za-z])")  # "#### 1. Add them" is a heading
+_FRACTION_OR_VALUE = re.compile(_VALUE + _OVER)
+_MARKED_VALUE = re.compile(rf"####[ \t*:=$]*({_VALUE}{_OVER})(?!\.[ \t]+[A-Za-z])")  # "#### 1. Add them" is a heading
+_MARKED_EQUATION = re.compile(rf"####[-+*/×÷x().,:$\d \t%=]*=[ \t*]*({_VALUE})")  # #### 6 * 7 = 42
+_HALVES = {"½": ".5", "¼": ".25", "¾": ".75"}
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!:; ]|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z}])(?:\^ ?(?:\{\d\}|\d)|[²³])|(?<=\b[cdkm]m)[23]\b|(?<=\bm)[23]\b")  # cm², m^2, \text{m}^{2}
+_FRACTION = re.compile(r"\\[dt]?frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}")
 _DASHES = str.maketrans({"−": "-", "–": "-", "‐": "-", "‑": "-", "﹣": "-", "－": "-"})
 
 
@@ -48,23 +55,27 @@ def flexible_answer(text: str) -> str | None:
     return _plain(numbers[-1]) if numbers else None
 
 
-def chat_value(text: str) -> Decimal | None:
+def chat_value(text: str) -> Fraction | None:
     """The number a chat answer gives, thoughts aside: behind `####`, in its box or behind "final answer is", else its last one.
-    "$1,234.00", "−18" and "18..." are numbers, "..." is none."""
-    text = unicodedata.normalize("NFKC", after_thinking(text).translate(_DASHES).replace("…", " ")).translate(_DASHES)
-    text = text.replace("{,}", ",").replace("\\$", "$")
-    said = math_answer(text) or ""
-    text = text.replace("\\boxed{", " ")
-    found = _MARKED_VALUE.findall(text) or _ANY_VALUE.findall(said) or _ANY_VALUE.findall(text)
+    "$1,234.00", "−18", "18..." and "18 cm²" are numbers, "..." is none; behind a mark "1/2" is one, and "6 * 7 = 42" is 42."""
+    text = _THOUSANDS.sub(",", _UNIT_POWER.sub(" ", after_thinking(text).translate(_DASHES).replace("…", " ")))
+    text = "".join(_HALVES.get(letter, letter) for letter in text)
+    text = unicodedata.normalize("NFKC", text).translate(_DASHES).replace("\\$", "$")
+    said = _FRACTION.sub(r"\1/\2", math_answer(text) or "")
+    text = _FRACTION.sub(r"\1/\2", text.replace("\\boxed{", " "))
+    marked = [*_MARKED_EQUATION.finditer(text), *_MARKED_VALUE.finditer(text)]
+    last = max(marked, key=lambda found: found.start(), default=None)  # an equation, where both begin alike
+    found = [last[1]] if last else _FRACTION_OR_VALUE.findall(said) or _ANY_VALUE.findall(text)
     if not found:
         return None
-    return Decimal(re.sub(r"[^0-9.-]", "", found[-1])[:1000])
+    above, _, below = re.sub(r"[^0-9./-]", "", found[-1])[:1000].partition("/")
+    return Fraction(above) / int(below or 1) if below.strip("0") or not below else None
 
 
 def grade_gsm8k(solution: str, text: str) -> GSM8KGrade:
     """Grade a model's text against a solution of the data set. Raises ValueError if that has no answer."""
     reference = reference_answer(solution)
-    return GSM8KGrade(strict_answer(text) == reference, flexible_answer(text) == reference, chat_value(text) == Decimal(reference))
+    return GSM8KGrade(strict_answer(text) == reference, flexible_answer(text) == reference, chat_value(text) == Fraction(reference))
 
 
 def _plain(number: str) -> str:
