@@ -58,50 +58,50 @@ BAD = {
     "missing section": ({"model": ...}, "model: required, but not given"),
     "wrong type": (
         {"train.steps": "many"},
-        "train.steps: input should be a valid integer, unable to parse string as an integer (given: 'many')",
+        "train.steps: must be a whole number, got 'many'",
     ),
-    "section is a value": ({"train": 3}, "train: input should be a section of keys (given: 3)"),
-    "section is empty": ({"optim": None}, "optim: input should be a section of keys (given: None)"),
-    "too small": ({"train.steps": 0}, "train.steps: input should be greater than 0 (given: 0)"),
+    "section is a value": ({"train": 3}, "train: must be a section of keys, got 3"),
+    "section is empty": ({"optim": None}, "optim: must be a section of keys, got None"),
+    "too small": ({"train.steps": 0}, "train.steps: must be greater than 0, got 0"),
     "not a choice": (
         {"feedback.prefix": "sometimes"},
-        "feedback.prefix: input should be 'uniform', 'shared', 'per-row', 'answer' or 'off' (given: 'sometimes')",
+        "feedback.prefix: must be 'uniform', 'shared', 'per-row', 'answer' or 'off', got 'sometimes'",
     ),
     "K < 1": (
         {"feedback.schedule": [{"fraction": 1, "passes": {0: 1}}]},
-        "feedback.schedule.0: passes: 0 is not a number of passes; the plain pass alone is 1",
+        "feedback.schedule.0: passes: numbers of passes must be at least 1 (1 = without feedback), got 0",
     ),
     "negative probability": (
         {"feedback.schedule": [{"fraction": 1, "passes": {1: 2, 2: -1}}]},
-        "feedback.schedule.0: passes: the probability of 2 passes is negative (-1.0)",
+        "feedback.schedule.0: passes: probabilities must not be negative, got -1.0 for 2 passes",
     ),
     "probabilities": (
         {"feedback.schedule": [{"fraction": 0.5, "passes": {1: 1}}, {"fraction": 0.5, "passes": {1: 0.5}}]},
-        "feedback.schedule.1: passes: probabilities sum to 0.5, not 1",
+        "feedback.schedule.1: passes: probabilities must sum to 1, got 0.5",
     ),
     "probability is nan": (
         {"feedback.schedule": [{"fraction": 1, "passes": {1: float("nan")}}]},
-        "feedback.schedule.0.passes.1: input should be a finite number",
+        "feedback.schedule.0.passes.1: must be a finite number",
     ),
     "probability is a word": (
         {"feedback.schedule": [{"fraction": 1, "passes": {1: "all"}}]},
-        "feedback.schedule.0.passes.1: input should be a valid number, unable to parse string as a number (given: 'all')",
+        "feedback.schedule.0.passes.1: must be a number, got 'all'",
     ),
     "fraction": (
         {"feedback.schedule": [{"fraction": 2, "passes": {1: 1}}]},
-        "feedback.schedule.0.fraction: input should be less than or equal to 1",
+        "feedback.schedule.0.fraction: must be at most 1",
     ),
-    "schedule is a number": ({"feedback.schedule": 3}, "feedback.schedule: input should be a valid string or a valid list (given: 3)"),
+    "schedule is a number": ({"feedback.schedule": 3}, "feedback.schedule: must be text or a list, got 3"),
     "feedback passes": (
         {"evaluation.feedback_passes": [0, -1]},
-        "evaluation.feedback_passes.1: input should be greater than or equal to 0 or 'exact' or 'converged' (given: -1)",
+        "evaluation.feedback_passes.1: must be at least 0 or 'exact' or 'converged', got -1",
     ),
     "microbatches": ({"train.microbatch_rows": 5}, "train: batch_rows (32) must be a multiple of microbatch_rows (5)"),
     "name": ({"name": "../x"}, "name: string should match pattern"),
-    "two problems": ({"train.steps": 0, "seed": -1}, "seed: input should be greater than or equal to 0 (given: -1) (and 1 more)"),
+    "two problems": ({"train.steps": 0, "seed": -1}, "seed: must be at least 0, got -1 (and 1 more)"),
     "adaptive floor of 0 could never rise": (
         {"feedback.adaptive": {"floor": 0}},
-        "feedback.adaptive.floor: input should be greater than 0",
+        "feedback.adaptive.floor: must be greater than 0",
     ),
 }
 
@@ -155,10 +155,10 @@ def test_overrides(tmp_path):
     [
         ("train.steps", "--set train.steps: expected key.path=value"),
         ("=3", "--set =3: expected key.path=value"),
-        ("name.first=3", "--set name.first=3: name holds a value, not a section"),
+        ("name.first=3", "--set name.first=3: name is a value, not a section"),
         ("seed=[1", "--set seed=[1: the value is not yaml ("),
         ("train.stepz=3", "train.stepz: unknown key; did you mean 'steps'?"),
-        ("train.steps=few", "train.steps: input should be a valid integer, unable to parse string as an integer (given: 'few')"),
+        ("train.steps=few", "train.steps: must be a whole number, got 'few'"),
     ],
 )
 def test_bad_overrides(tmp_path, override, expected):

@@ -89,7 +89,7 @@ def test_without_a_manifest_damage_is_still_one_line(saved):
         ({"trunk": {"vocab_size": 24}}, "tensor 'trunk.embedding.weight' has shape [23, 16], this model needs [24, 16]"),
         ({"fusion": "add"}, "tensor 'fusion.gate.weight' does not belong to this model"),
         ({"trunk": {"widht": 24}}, "trunk.widht: unknown key; did you mean 'width'?"),
-        ({"fusion": "glued"}, "fusion: input should be 'gated', 'concat', 'add' or 'residual' (given: 'glued')"),
+        ({"fusion": "glued"}, "fusion: must be 'gated', 'concat', 'add' or 'residual', got 'glued'"),
     ],
 )
 def test_another_shape_names_the_tensor(saved, change, expected):

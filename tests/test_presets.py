@@ -43,7 +43,7 @@ def test_unknown_names_name_the_nearest():
         trunk_preset("papr-1b")
     with pytest.raises(ValueError, match=r"unknown schedule 'paper-200'; did you mean 'paper-200b'\?"):
         resolve_schedule("paper-200")
-    with pytest.raises(ValueError, match=r"feedback\.schedule: fractions sum to 0\.5, not 1"):
+    with pytest.raises(ValueError, match=r"feedback\.schedule: fractions must sum to 1, got 0\.5"):
         resolve_schedule([Phase(fraction=0.5, passes={1: 1.0})])
 
 

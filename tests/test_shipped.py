@@ -67,7 +67,7 @@ def test_every_command_takes_a_run_folder(task_run: Trained, tmp_path: Path, mon
     recipe = load_recipe(moved)
     assert recipe.output == str(moved) and recipe.name == load_recipe(task_run.recipe).name
     assert "already holds a run" in refused("train", moved)
-    assert "complete: nothing is left to do" in fullband("train", moved, "--resume").err
+    assert "complete: nothing left to do" in fullband("train", moved, "--resume").err
     done = fullband("train", moved, "--dry-run", "--json")
     assert done.json["run"]["folder"] == str(moved)
     assert load_tokenizer(moved).name == load_tokenizer(newest(moved)).name

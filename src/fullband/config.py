@@ -27,11 +27,13 @@ class Yarn(Strict):
     divided by the factor, those between are mixed; attention scores are multiplied by (1 + 0.1 ln factor)².
     """
 
-    type: Literal["yarn"] = Field(default="yarn", description="the kind of extension")
+    type: Literal["yarn"] = Field(default="yarn", description="kind of extension")
     factor: float = Field(gt=1, le=1e6, description="how many times longer the context becomes")
-    original: int = Field(gt=1, le=2**31, description="the context the model was trained at")
-    beta_fast: float = Field(default=32.0, ge=1e-6, le=1e6, description="turns within the original context above which a frequency stays")
-    beta_slow: float = Field(default=1.0, ge=1e-6, le=1e6, description="turns below which a frequency is divided by the factor")
+    original: int = Field(gt=1, le=2**31, description="context length of the original training")
+    beta_fast: float = Field(
+        default=32.0, ge=1e-6, le=1e6, description="frequencies with more turns than this within the original context stay unchanged"
+    )
+    beta_slow: float = Field(default=1.0, ge=1e-6, le=1e6, description="frequencies with fewer turns than this are divided by the factor")
 
     @model_validator(mode="after")
     def _slow_is_below_fast(self) -> Yarn:
@@ -47,20 +49,22 @@ class Yarn(Strict):
 class TrunkConfig(Strict):
     """Shape of the App. A decoder. `head_dim` defaults to width / heads; a window of W keys includes the query's own."""
 
-    vocab_size: int = Field(gt=1, le=2**24, description="tokens of the vocabulary; the tokenizer's when a recipe leaves it out")
-    width: int = Field(gt=0, le=2**17, description="numbers in a state")
-    layers: int = Field(gt=0, le=4096, description="decoder layers")
-    heads: int = Field(gt=0, le=2**14, description="query heads")
-    kv_heads: int = Field(gt=0, le=2**14, description="key and value heads; divides heads")
-    glu_width: int = Field(gt=0, le=2**20, description="width inside the feed-forward layer")
-    context: int = Field(gt=1, le=2**31, description="longest sequence, in tokens")
-    window: int = Field(gt=0, le=2**31, description="keys a sliding-window layer sees, its own included")
-    full_every: int = Field(default=6, gt=0, le=2**31, description="layers 6, 12, ... counted from 1 attend fully")
-    head_dim: int | None = Field(default=None, gt=0, le=2**14, description="numbers in a head; default: width / heads")
+    vocab_size: int = Field(gt=1, le=2**24, description="size of the vocabulary; default in a recipe: the tokenizer's")
+    width: int = Field(gt=0, le=2**17, description="size of a hidden state")
+    layers: int = Field(gt=0, le=4096, description="number of decoder layers")
+    heads: int = Field(gt=0, le=2**14, description="number of query heads")
+    kv_heads: int = Field(gt=0, le=2**14, description="number of key-value heads; must divide heads")
+    glu_width: int = Field(gt=0, le=2**20, description="inner width of the feed-forward layer")
+    context: int = Field(gt=1, le=2**31, description="maximum sequence length in tokens")
+    window: int = Field(gt=0, le=2**31, description="keys that a sliding-window layer attends to, the position's own included")
+    full_every: int = Field(
+        default=6, gt=0, le=2**31, description="every n-th layer attends to the whole context; 6: layers 6, 12, … counted from 1"
+    )
+    head_dim: int | None = Field(default=None, gt=0, le=2**14, description="width of a head; default: width / heads")
     rope_base: float = Field(default=10_000.0, ge=1.001, le=1e15, description="base of the rotary frequencies")
-    rope: Yarn | None = Field(default=None, description="how rotary positions reach beyond the context of pre-training")
-    norm_eps: float = Field(default=1e-6, gt=0, le=1, description="added under the root of the norms")
-    fed_back: FedBackName = Field(default="top", description="which state is carried: the top one, an ablation's otherwise (section 5)")
+    rope: Yarn | None = Field(default=None, description="extension of rotary positions beyond the context of pre-training")
+    norm_eps: float = Field(default=1e-6, gt=0, le=1, description="epsilon of the RMS norms")
+    fed_back: FedBackName = Field(default="top", description="state that is fed back: the top state; others are ablations (section 5)")
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> TrunkConfig:
@@ -94,22 +98,24 @@ class ModelConfig(Strict):
     `rope_base`, `rope` and `context` extend the context of either (long-context extension, section 4.2).
     """
 
-    preset: str | None = Field(default=None, description="a named shape; `fullband info` describes them")
-    trunk: dict[str, Any] | TrunkConfig = Field(default_factory=dict, description="overrides of the preset, or the whole shape")
+    preset: str | None = Field(default=None, description="name of a predefined shape; `fullband info NAME` describes it")
+    trunk: dict[str, Any] | TrunkConfig = Field(default_factory=dict, description="changes to the preset, or the whole shape")
     source: Place | None = Field(
-        default=None, description="a Hugging Face causal LM (folder or hub id) to convert, or a saved model or run"
+        default=None, description="model to start from: a Hugging Face causal LM (folder or hub id) to convert, or a saved model or run"
     )
-    fusion: FusionName | None = Field(default=None, description="default: gated; residual where a source is converted; a saved model's own")
-    rope_base: float | None = Field(
-        default=None, ge=1.001, le=1e15, description="another base of the rotary frequencies, for a longer context"
+    fusion: FusionName | None = Field(
+        default=None, description="kind of fusion; default: gated, residual for a converted source, as saved for a saved model"
     )
+    rope_base: float | None = Field(default=None, ge=1.001, le=1e15, description="new base of the rotary frequencies, for a longer context")
     rope: Yarn | None = None
-    context: int | None = Field(default=None, gt=1, le=2**31, description="default: the model's own, or rope's factor x original")
+    context: int | None = Field(
+        default=None, gt=1, le=2**31, description="maximum sequence length; default: as in the model, or rope's factor x original"
+    )
 
     @model_validator(mode="after")
     def _one_origin(self) -> ModelConfig:
         if self.source is not None and (self.preset or self.trunk):
-            raise ValueError("source: brings its own shape; leave out preset and trunk")
+            raise ValueError("source: it defines the shape; leave out preset and trunk")
         return self
 
     @property
@@ -121,20 +127,20 @@ class ModelConfig(Strict):
 class Phase(Strict):
     """For `fraction` of training, draw the number of passes with these probabilities: {1: 0.75, 2: 0.25}."""
 
-    fraction: float = Field(gt=0, le=1, description="share of training; those of all phases sum to 1")
-    passes: dict[int, float] = Field(description="number of passes: its probability; they sum to 1")
+    fraction: float = Field(gt=0, le=1, description="fraction of training; the phases must sum to 1")
+    passes: dict[int, float] = Field(description="probability of each number of passes, the first included; they must sum to 1")
 
     @model_validator(mode="after")
     def _is_distribution(self) -> Phase:
         for k, probability in self.passes.items():
             if k < 1:
-                raise ValueError(f"passes: {k} is not a number of passes; the plain pass alone is 1")
+                raise ValueError(f"passes: numbers of passes must be at least 1 (1 = without feedback), got {k}")
             if k > MOST_TRAINED:
-                raise ValueError(f"passes: a step trains at most {MOST_TRAINED} passes, got {k}")
+                raise ValueError(f"passes: numbers of passes must be at most {MOST_TRAINED}, got {k}")
             if probability < 0:
-                raise ValueError(f"passes: the probability of {k} passes is negative ({probability})")
+                raise ValueError(f"passes: probabilities must not be negative, got {probability} for {k} passes")
         if abs(sum(self.passes.values()) - 1) > 1e-6:
-            raise ValueError(f"passes: probabilities sum to {sum(self.passes.values()):g}, not 1")
+            raise ValueError(f"passes: probabilities must sum to 1, got {sum(self.passes.values()):g}")
         return self
 
 
@@ -142,34 +148,43 @@ class AdaptiveConfig(Strict):
     """Raise the share of deeper passes while the states do not settle (the paper's limitation 2)."""
 
     every: int = Field(default=100, gt=0, le=MOST_STEPS, description="steps between measurements")
-    passes: int = Field(default=12, ge=8, le=16, description="no-grad passes of one measurement")
-    rows: int = Field(default=8, gt=0, le=2**20, description="rows measured")
-    tolerance: float = Field(default=1e-2, gt=0, le=10, description="relative state change that counts as settled")
-    ratio: float = Field(default=0.9, gt=0, le=10, description="median and p99 change ratio above which deeper passes are raised")
-    growth: float = Field(default=2.0, gt=1, le=1e3, description="factor on the share of the deeper passes, up and (its root) down")
-    floor: float = Field(
-        default=0.03, gt=0, le=1, description="smallest share of the deeper passes, of all batches of the run; at most the ceiling"
+    passes: int = Field(default=12, ge=8, le=16, description="passes of one measurement, without gradients")
+    rows: int = Field(default=8, gt=0, le=2**20, description="sequences in a measurement")
+    tolerance: float = Field(default=1e-2, gt=0, le=10, description="relative change of a state below which it counts as settled")
+    ratio: float = Field(
+        default=0.9, gt=0, le=10, description="change ratio (median or 99th percentile) above which the share of deeper passes rises"
     )
-    ceiling: float = Field(default=0.5, gt=0, le=1, description="largest share of the deeper passes, of the batches that feed back")
+    growth: float = Field(
+        default=2.0,
+        gt=1,
+        le=1e3,
+        description="factor by which the share of deeper passes rises; it falls by the square root of this factor",
+    )
+    floor: float = Field(
+        default=0.03, gt=0, le=1, description="smallest share of deeper passes among all batches of the run; at most the ceiling"
+    )
+    ceiling: float = Field(default=0.5, gt=0, le=1, description="largest share of deeper passes among the batches with feedback")
 
     @model_validator(mode="after")
     def _floor_is_below(self) -> AdaptiveConfig:
         if self.floor > self.ceiling:
-            raise ValueError(f"floor ({self.floor}) must not be above ceiling ({self.ceiling})")
+            raise ValueError(f"floor must be at most the ceiling ({self.ceiling}), got {self.floor}")
         return self
 
 
 class FeedbackConfig(Strict):
     """Multi-pass training (Eqs. 9-13)."""
 
-    schedule: str | list[Phase] = Field(default="none", description="a named schedule of passes, none, or a list of phases")
-    start_step: int = Field(default=0, ge=0, le=MOST_STEPS, description="no feedback before this step")
-    loss_weight: float = Field(default=1.0, ge=0, le=1e6, description="lambda of Eq. 12")
-    loss_weight_ramp: int = Field(default=0, ge=0, le=MOST_STEPS, description="steps after switch-on over which lambda rises from 0")
-    jitter: float = Field(default=0.02, ge=0, le=100, description="sigma of Eq. 13")
+    schedule: str | list[Phase] = Field(default="none", description="schedule of passes: the name of one, none, or a list of phases")
+    start_step: int = Field(default=0, ge=0, le=MOST_STEPS, description="first step with feedback")
+    loss_weight: float = Field(default=1.0, ge=0, le=1e6, description="weight of later passes in the loss (lambda in Eq. 12)")
+    loss_weight_ramp: int = Field(
+        default=0, ge=0, le=MOST_STEPS, description="number of steps with feedback over which lambda rises from 0"
+    )
+    jitter: float = Field(default=0.02, ge=0, le=100, description="size of the noise on fed-back states (sigma in Eq. 13)")
     prefix: Literal["uniform", "shared", "per-row", "answer", "off"] = Field(
         default="uniform",
-        description="plain positions of later passes, drawn for each pass; shared = one for all passes; answer = the prompts of chat data",
+        description="plain positions at the start of later passes, drawn for each pass; shared: drawn once; answer: prompts of chat data",
     )
     prefix_rounding: int | None = Field(
         default=None,
@@ -178,10 +193,10 @@ class FeedbackConfig(Strict):
         description="later passes are computed from a multiple of this position on, which changes no value and no prefix; default: 1, or "
         "when compiled an eighth of the row (64 in short rows), because every start is a shape to compile",
     )
-    fusion_warmup: int = Field(default=0, ge=0, le=MOST_STEPS, description="steps after switch-on that train only the fusion")
-    control: Control = Field(default="none", description="ablation: what the fusion gets instead of the carried state")
-    reuse: bool = Field(default=True, description="exact prefix reuse; off = the naive K full passes")
-    adaptive: AdaptiveConfig | None = Field(default=None, description="settings of the adaptive share of deeper passes; null = off")
+    fusion_warmup: int = Field(default=0, ge=0, le=MOST_STEPS, description="number of first steps with feedback that train only the fusion")
+    control: Control = Field(default="none", description="ablation: what the fusion gets instead of the fed-back state")
+    reuse: bool = Field(default=True, description="compute plain prefixes once and reuse them (exact); false: compute every pass in full")
+    adaptive: AdaptiveConfig | None = Field(default=None, description="adapts the share of deeper passes to measurements; null = off")
 
     @property
     def rounding(self) -> int:
@@ -207,42 +222,46 @@ class OptimConfig(Strict):
     AdamW use it.
     """
 
-    kind: Literal["normuon", "adam"] = Field(default="normuon", description="normuon (matrices; Adam for the rest) or adam for all")
+    kind: Literal["normuon", "adam"] = Field(
+        default="normuon", description="optimizer: normuon (Adam for what is no matrix) or adam for everything"
+    )
     matrix_lr: float = Field(default=1e-2, gt=0, description="peak learning rate of matrices")
     matrix_weight_decay: float = Field(default=0.01, ge=0, le=1e3, description="weight decay of matrices")
-    momentum: float = Field(default=0.95, ge=0, lt=1, description="of the matrices' gradients")
-    beta2: float = Field(default=0.95, ge=0, lt=1, description="of the second moments of matrices' rows")
+    momentum: float = Field(default=0.95, ge=0, lt=1, description="momentum of the matrices' gradients")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="decay rate of the second moments of matrix rows")
     matrix_scale: Literal["spectral", "match_rms", "exact_rms"] = Field(
         default="spectral",
-        description="size of NorMuon's update; exact_rms = 0.2 at every entry on average, whatever its rank (as published)",
+        description="scale of NorMuon's update; exact_rms: root mean square 0.2 whatever its rank (as published)",
     )
     matrix_polar: Literal["polar-express", "quintic"] = Field(
-        default="polar-express", description="polynomial of NorMuon's orthogonalisation; quintic = Muon's Newton-Schulz (as published)"
+        default="polar-express", description="polynomial of NorMuon's orthogonalisation; quintic: Muon's Newton-Schulz (as published)"
     )
-    adam_lr: float = Field(default=5e-4, gt=0, description="peak learning rate of what Adam trains")
+    adam_lr: float = Field(default=5e-4, gt=0, description="peak learning rate of Adam's parameters")
     adam_betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="Adam's two decay rates")
-    adam_eps: float = Field(default=1e-8, gt=0, le=1, description="added to Adam's denominator")
-    warmup_steps: int = Field(default=200, ge=0, le=MOST_STEPS, description="steps of rising learning rates; at most a third of the run")
-    cooldown: float = Field(default=0.25, ge=0, le=1, description="last fraction of training that decays to zero")
-    cooldown_shape: Literal["linear", "1-sqrt"] = Field(default="linear", description="how the learning rate falls")
-    z_loss: float = Field(default=1e-5, ge=0, le=1e3, description="coefficient during the cooldown")
-    clip_norm: float | None = Field(default=None, gt=0, le=1e9, description="largest norm of the gradient; null = not clipped")
+    adam_eps: float = Field(default=1e-8, gt=0, le=1, description="epsilon of Adam")
+    warmup_steps: int = Field(default=200, ge=0, le=MOST_STEPS, description="number of warm-up steps; at most a third of the run is used")
+    cooldown: float = Field(default=0.25, ge=0, le=1, description="final fraction of training in which the learning rate falls to zero")
+    cooldown_shape: Literal["linear", "1-sqrt"] = Field(default="linear", description="shape of that fall")
+    z_loss: float = Field(default=1e-5, ge=0, le=1e3, description="coefficient of the z-loss during the cooldown")
+    clip_norm: float | None = Field(default=None, gt=0, le=1e9, description="maximum norm of the gradient; null = no clipping")
 
 
 class TaskSource(Strict):
     """Built-in tasks with an answer at every position: running products in a group, or running arithmetic modulo n."""
 
     kind: Literal["task"] = Field(default="task", description="a built-in task")
-    task: Literal["group-word", "modular"] = Field(default="group-word", description="running products in a group, or running arithmetic")
-    group: str = Field(default="S3", description="S3, S4, S5, A4, A5 or Z_n such as Z7")
-    modulus: int = Field(default=7, gt=1, le=1000, description="of the arithmetic")
+    task: Literal["group-word", "modular"] = Field(
+        default="group-word", description="task: running products in a group, or running arithmetic"
+    )
+    group: str = Field(default="S3", description="group of the task group-word: S3, S4, S5, A4, A5 or a cyclic one such as Z7")
+    modulus: int = Field(default=7, gt=1, le=1000, description="modulus of the task modular")
 
     @field_validator("group")
     @classmethod
     def _group_is_known(cls, group: str) -> str:
         is_cyclic = group[:1] == "Z" and group[1:].isdecimal() and group[1:] == str(int(group[1:])) and 2 <= int(group[1:]) <= 1000
         if group not in ("S3", "S4", "S5", "A4", "A5") and not is_cyclic:
-            raise ValueError("no such group; there are S3, S4, S5, A4, A5 and Z2 to Z1000")
+            raise ValueError("must be one of S3, S4, S5, A4, A5 and Z2 to Z1000")
         return group
 
 
@@ -250,39 +269,43 @@ class FilesSource(Strict):
     """Local txt, jsonl or parquet files (txt and jsonl as .gz and .zst too). Globs are allowed."""
 
     kind: Literal["files"] = Field(default="files", description="local files")
-    paths: Places = Field(min_length=1, description="files or globs")
-    validation_paths: Places = Field(default_factory=list, description="files or globs that are held out")
-    validation_fraction: float = Field(default=0.02, ge=0, lt=1, description="held-out documents where no validation_paths are given")
-    text_field: str = Field(default="text", description='a field, or a pattern of several such as "{question} {answer}"')
+    paths: Places = Field(min_length=1, description="training files; globs are allowed")
+    validation_paths: Places = Field(default_factory=list, description="held-out files; globs are allowed")
+    validation_fraction: float = Field(
+        default=0.02, ge=0, lt=1, description="fraction of documents to hold out if there are no validation_paths"
+    )
+    text_field: str = Field(default="text", description='field with the text, or a pattern of several such as "{question} {answer}"')
 
 
 class HuggingFaceSource(Strict):
     """A dataset of the Hugging Face hub (or a local folder of one), streamed."""
 
     kind: Literal["huggingface"] = Field(default="huggingface", description="a dataset of the Hugging Face hub")
-    dataset: Place = Field(description="its id, or a local folder")
-    name: str | None = Field(default=None, description="its configuration")
-    split: str = Field(default="train", description="the split to train on")
-    validation_split: str | None = Field(default=None, description="the split that is held out")
-    validation_documents: int = Field(default=512, gt=0, le=2**31, description="first documents, held out if there is no validation_split")
-    text_field: str = Field(default="text", description='a field, or a pattern of several such as "{question} {answer}"')
+    dataset: Place = Field(description="id of the dataset, or a local folder")
+    name: str | None = Field(default=None, description="configuration of the dataset")
+    split: str = Field(default="train", description="split to train on")
+    validation_split: str | None = Field(default=None, description="held-out split")
+    validation_documents: int = Field(
+        default=512, gt=0, le=2**31, description="number of first documents to hold out if there is no validation_split"
+    )
+    text_field: str = Field(default="text", description='field with the text, or a pattern of several such as "{question} {answer}"')
 
 
 class PythonStdlibSource(Strict):
     """The running interpreter's own standard library: real text on any machine, nothing downloaded."""
 
     kind: Literal["python-stdlib"] = Field(default="python-stdlib", description="the interpreter's own standard library")
-    validation_fraction: float = Field(default=0.05, ge=0, lt=1, description="share of the documents held out")
+    validation_fraction: float = Field(default=0.05, ge=0, lt=1, description="fraction of documents to hold out")
 
 
 class ProgramTextSource(Strict):
     """Generated programs that ask about their own state; they contain the constructions of App. F."""
 
     kind: Literal["program-text"] = Field(default="program-text", description="generated programs")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="another seed makes other programs")
-    documents: int = Field(default=200_000, gt=0, le=2**31, description="programs in an epoch")
-    updates: int = Field(default=256, gt=0, le=2**20, description="most null updates before a question")
-    validation_fraction: float = Field(default=0.01, ge=0, lt=1, description="share of the documents held out")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="random seed of the programs")
+    documents: int = Field(default=200_000, gt=0, le=2**31, description="number of programs in an epoch")
+    updates: int = Field(default=256, gt=0, le=2**20, description="maximum number of null updates before a question")
+    validation_fraction: float = Field(default=0.01, ge=0, lt=1, description="fraction of documents to hold out")
 
 
 class ChatSource(Strict):
@@ -290,26 +313,28 @@ class ChatSource(Strict):
     its completion in two fields. Each answer becomes one document, the conversation up to it, with the loss on that answer alone."""
 
     kind: Literal["chat"] = Field(default="chat", description="conversations")
-    paths: Places = Field(default_factory=list, description="local files, globs allowed; or name a dataset")
-    validation_paths: Places = Field(default_factory=list, description="files or globs that are held out")
-    validation_fraction: float = Field(default=0.02, ge=0, lt=1, description="share of the documents held out")
-    dataset: Place | None = Field(default=None, description="a Hugging Face dataset instead of paths")
-    name: str | None = Field(default=None, description="its configuration")
-    split: str = Field(default="train", description="the split to train on")
-    validation_split: str | None = Field(default=None, description="the split that is held out")
-    validation_documents: int = Field(default=512, gt=0, le=2**31, description="first conversations, held out without a validation_split")
-    messages_field: str = Field(default="messages", description="the field that holds a list of messages")
-    prompt_field: str | None = Field(default=None, description="the field of the prompt, instead of messages")
-    completion_field: str | None = Field(default=None, description="the field of its completion")
-    system: str | None = Field(default=None, description="a system message put before conversations that have none")
-    template: Place | None = Field(default=None, description="a jinja file; default: the tokenizer's own chat template, else ChatML")
+    paths: Places = Field(default_factory=list, description="training files; globs are allowed. Or name a dataset")
+    validation_paths: Places = Field(default_factory=list, description="held-out files; globs are allowed")
+    validation_fraction: float = Field(default=0.02, ge=0, lt=1, description="fraction of documents to hold out")
+    dataset: Place | None = Field(default=None, description="Hugging Face dataset (id or local folder) instead of paths")
+    name: str | None = Field(default=None, description="configuration of the dataset")
+    split: str = Field(default="train", description="split to train on")
+    validation_split: str | None = Field(default=None, description="held-out split")
+    validation_documents: int = Field(
+        default=512, gt=0, le=2**31, description="number of first conversations to hold out if there is no validation_split"
+    )
+    messages_field: str = Field(default="messages", description="field with the list of messages")
+    prompt_field: str | None = Field(default=None, description="field with the prompt, instead of messages")
+    completion_field: str | None = Field(default=None, description="field with the completion")
+    system: str | None = Field(default=None, description="system message for conversations that have none")
+    template: Place | None = Field(default=None, description="Jinja file with the chat template; default: the tokenizer's own, else ChatML")
 
     @model_validator(mode="after")
     def _is_complete(self) -> ChatSource:
         if bool(self.paths) == bool(self.dataset):
-            raise ValueError("name either paths or a dataset")
+            raise ValueError("must name either paths or a dataset")
         if (self.prompt_field is None) != (self.completion_field is None):
-            raise ValueError("prompt_field and completion_field go together")
+            raise ValueError("prompt_field and completion_field must be given together")
         return self
 
 
@@ -319,42 +344,48 @@ Source = Annotated[
 
 
 class DataConfig(Strict):
-    source: Source = Field(default_factory=PythonStdlibSource, description="where documents come from: its kind says which keys it has")
+    source: Source = Field(default_factory=PythonStdlibSource, description="where documents come from; its kind decides which keys it has")
     tokenizer: Place = Field(
-        default="auto", description="bytes, program, a tokenizer.json (or its folder), tiktoken:NAME; auto = the source model's, else bytes"
+        default="auto",
+        description="bytes, program, tiktoken:NAME, or a tokenizer.json (or its folder); auto: the source model's, else bytes",
     )
-    length: int = Field(default=512, gt=1, le=2**24, description="positions in a training row")
-    packing: bool = Field(default=True, description="several documents in a row; false = one, padded: what recurrent layers need")
-    shuffle_documents: int = Field(default=1024, gt=0, le=2**31, description="documents of a block, shuffled as a whole; 1 = no shuffling")
+    length: int = Field(default=512, gt=1, le=2**24, description="length of a training sequence in tokens")
+    packing: bool = Field(
+        default=True, description="pack several documents into a sequence; false: one each, padded, as recurrent layers need"
+    )
+    shuffle_documents: int = Field(
+        default=1024, gt=0, le=2**31, description="documents are shuffled within blocks of this many; 1 = no shuffling"
+    )
 
 
 class EvaluationConfig(Strict):
     every: int = Field(
-        default=250, gt=0, le=MOST_STEPS, description="steps; the best checkpoint is one that was evaluated and saved at once"
+        default=250,
+        gt=0,
+        le=MOST_STEPS,
+        description="steps between evaluations; the best checkpoint is chosen among steps that are both evaluated and saved",
     )
-    at_start: bool = Field(default=False, description="before the first step too (logged as step -1): what a fine-tune starts from")
-    rows: int = Field(default=64, ge=0, le=2**20, description="held-out rows; 0 = no validation")
+    at_start: bool = Field(default=False, description="also evaluate before the first step (logged as step -1): where a fine-tune starts")
+    rows: int = Field(default=64, ge=0, le=2**20, description="number of held-out sequences; 0 = no validation")
     feedback_passes: list[FeedbackPasses] = Field(
-        default=[0, 1, 2], min_length=1, description="ways of evaluating: numbers of feedback passes, exact, converged"
+        default=[0, 1, 2], min_length=1, description="feedback passes to evaluate with: numbers, exact, converged"
     )
-    batch_rows: int = Field(default=16, gt=0, le=2**20, description="held-out rows in a forward pass")
+    batch_rows: int = Field(default=16, gt=0, le=2**20, description="held-out sequences in a forward pass")
 
 
 class TrainConfig(Strict):
-    steps: int = Field(gt=0, le=MOST_STEPS, description="optimizer steps")
-    batch_rows: int = Field(default=32, gt=0, le=2**20, description="rows in a step, over all microbatches")
-    microbatch_rows: int | None = Field(default=None, gt=0, le=2**20, description="rows in a forward pass; default: batch_rows")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of activations and matrix products")
-    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
-    compile: bool = Field(default=False, description="torch.compile the trunk")
-    activation_checkpointing: bool = Field(
-        default=False, description="compute activations again in the backward pass: less memory, more time"
-    )
+    steps: int = Field(gt=0, le=MOST_STEPS, description="number of optimizer steps")
+    batch_rows: int = Field(default=32, gt=0, le=2**20, description="sequences in an optimizer step, over all microbatches and processes")
+    microbatch_rows: int | None = Field(default=None, gt=0, le=2**20, description="sequences in a forward pass; default: batch_rows")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="precision of activations and matrix products")
+    device: str = Field(default="auto", description="device to train on: auto, cpu, cuda, cuda:1, mps")
+    compile: bool = Field(default=False, description="compile the trunk with torch.compile")
+    activation_checkpointing: bool = Field(default=False, description="recompute activations in the backward pass: less memory, more time")
     checkpoint_every: int = Field(default=500, gt=0, le=MOST_STEPS, description="steps between checkpoints")
-    keep_checkpoints: int = Field(default=2, gt=0, le=MOST_STEPS, description="newest checkpoints that are kept")
+    keep_checkpoints: int = Field(default=2, gt=0, le=MOST_STEPS, description="number of newest checkpoints to keep")
     log_every: int = Field(default=10, gt=0, le=MOST_STEPS, description="steps between lines of metrics.jsonl")
-    tracker: Literal["none", "tensorboard", "wandb"] = Field(default="none", description="where metrics go besides metrics.jsonl")
-    initial_checkpoint: Place | None = Field(default=None, description="a model folder to start from")
+    tracker: Literal["none", "tensorboard", "wandb"] = Field(default="none", description="where to log metrics besides metrics.jsonl")
+    initial_checkpoint: Place | None = Field(default=None, description="model folder to start from, of the same shape")
 
     @model_validator(mode="after")
     def _microbatches_fit(self) -> TrainConfig:
@@ -364,16 +395,16 @@ class TrainConfig(Strict):
 
 
 class Recipe(Strict):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200, description="of the run and of its folder")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of weights, data order, passes and noise")
-    description: str = Field(default="", description="a sentence for people")
-    output: Place | None = Field(default=None, description="run folder; default runs/NAME")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200, description="name of the run and of its folder")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="random seed of weights, data order, passes and noise")
+    description: str = Field(default="", description="description for readers")
+    output: Place | None = Field(default=None, description="folder of the run; default: runs/NAME")
     model: ModelConfig = Field(description="the model to train")
-    data: DataConfig = Field(default_factory=DataConfig, description="what it is trained on")
-    feedback: FeedbackConfig = Field(default_factory=FeedbackConfig, description="passes, schedule and noise of training")
+    data: DataConfig = Field(default_factory=DataConfig, description="data to train on")
+    feedback: FeedbackConfig = Field(default_factory=FeedbackConfig, description="schedule and noise of feedback in training")
     optim: OptimConfig = Field(default_factory=OptimConfig, description="optimizer and learning rates")
-    train: TrainConfig = Field(description="length of training, batches and the machine")
-    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="held-out loss while training")
+    train: TrainConfig = Field(description="length of training, batches, device and checkpoints")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="evaluation on held-out data during training")
 
 
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -401,7 +432,7 @@ def set_key(raw: dict[str, Any], key: str, value: Any, where: str) -> None:
     *parents, leaf = key.split(".")
     for name in parents:
         if not isinstance(node.setdefault(name, {}), dict):
-            raise ValueError(f"{where}: {name} holds a value, not a section")
+            raise ValueError(f"{where}: {name} is a value, not a section")
         node = node[name]
     node[leaf] = value
 

@@ -64,7 +64,7 @@ def resolve_schedule(schedule: str | list[Phase]) -> list[Phase]:
     """The phases of a recipe; their fractions must sum to 1. Raises ValueError."""
     phases = _named(SCHEDULES, schedule, "schedule") if isinstance(schedule, str) else schedule
     if abs(sum(phase.fraction for phase in phases) - 1) > 1e-6:
-        raise ValueError(f"feedback.schedule: fractions sum to {sum(p.fraction for p in phases):g}, not 1")
+        raise ValueError(f"feedback.schedule: fractions must sum to 1, got {sum(p.fraction for p in phases):g}")
     return phases
 
 

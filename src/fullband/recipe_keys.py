@@ -15,11 +15,11 @@ from pydantic.fields import FieldInfo
 
 MARKDOWN_HEAD = """# Keys of a recipe
 
-Every key of a recipe file, made from the schema that recipes are checked with: `fullband recipe --markdown > docs/recipe.md`
-writes this page, and a test compares the two. `fullband recipe SECTION` prints a part of it, `fullband recipe --schema` the JSON schema.
-Where data can be of several kinds, the kind stands in brackets. An unknown key is an error that names the nearest known one.
+Every key of a recipe file. `fullband recipe --markdown > docs/recipe.md` writes this page from the schema that recipes are checked with,
+and a test compares the two. `fullband recipe SECTION` prints a part of it, `fullband recipe --schema` the JSON schema.
+A kind of data is given in brackets. An unknown key is an error that names the nearest known one.
 
-| key | may hold | default | what it does |
+| key | value | default | meaning |
 |---|---|---|---|
 """
 

@@ -39,13 +39,13 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
-                    raise ValueError(f"{key.value}: given twice in one section, the second time in line {key.start_mark.line + 1}")
+                    raise ValueError(f"{key.value}: must be given once in a section, is given again in line {key.start_mark.line + 1}")
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def read_yaml(text: str) -> Any:
-    """The value of a YAML text. Raises ValueError in one line for text that is none, for a key that stands twice in a section, and for
+    """The value of a YAML text. Raises ValueError in one line for text that is none, for a key that is given twice in a section, and for
     values that look like a number or a date and are none."""
     try:
         return yaml.load(text, _Loader)
@@ -78,14 +78,24 @@ def _first_problem(schema: type[BaseModel], raw: Any, error: ValidationError) ->
     if problem["type"] == "missing":
         return f"{key}: required, but not given{more}"
     message = " or ".join(
-        _message(p) if n == 0 else _message(p).removeprefix("input should be ")
-        for n, p in enumerate(p for other, p in problems if other == place)
+        _message(p) if n == 0 else _message(p).removeprefix("must be ") for n, p in enumerate(p for other, p in problems if other == place)
     )
     given = problem.get("input")
     if isinstance(given, int) and abs(given) > 10**30:
-        return f"{key}: {message} (given: a number of {round(given.bit_length() * 0.30103)} digits){more}"
-    shown = f" (given: {_short(repr(given))})" if given is None or isinstance(given, (str, int, float, bool)) else ""
+        return f"{key}: {message}, got a number of {round(given.bit_length() * 0.30103)} digits{more}"
+    shown = f", got {_short(repr(given))}" if given is None or isinstance(given, (str, int, float, bool)) else ""
     return f"{key}: {message}{shown}{more}".removeprefix(": ")  # of the whole: no key
+
+
+PLAIN_WORDS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid list": "a list",
+    "a valid boolean": "true or false",
+}
 
 
 def _short(text: str, most: int = 80) -> str:
@@ -93,10 +103,14 @@ def _short(text: str, most: int = 80) -> str:
 
 
 def _message(problem: Any) -> str:
+    """What must hold, in a recipe author's words instead of pydantic's."""
     if problem["type"] == "model_type":
-        return "input should be a section of keys"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{message[0].lower()}{message[1:]}"
+        return "must be a section of keys"
+    message = problem["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    message = f"{message[0].lower()}{message[1:]}".replace("input should be ", "must be ")
+    for words, ours in PLAIN_WORDS.items():
+        message = message.replace(words, ours)
+    return message
 
 
 def _location(raw: Any, problem: Any) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ def test_train_as_json(text_run: Trained) -> None:
 def test_a_complete_run_resumes_to_itself(task_copy: Trained) -> None:
     before = contents(task_copy.folder / "checkpoints")
     done = fullband("train", task_copy.recipe, "--resume", "--json")
-    assert done.code == 0 and "nothing is left to do" in done.err
+    assert done.code == 0 and "nothing left to do" in done.err
     assert done.json["complete"] and done.json["steps"] == 20
     assert contents(task_copy.folder / "checkpoints") == before
 

@@ -28,7 +28,10 @@ TWO_PASS = [{"fraction": 1.0, "passes": {2: 1.0}}]
         ({"feedback__jiter": 0.1}, "feedback.jiter: unknown key; did you mean 'jitter'?"),
         ({"train__steps": "many"}, "train.steps"),
         ({"train__steps": 0}, "train.steps"),
-        ({"feedback__schedule": [{"fraction": 1.0, "passes": {0: 1.0}}]}, "0 is not a number of passes"),
+        (
+            {"feedback__schedule": [{"fraction": 1.0, "passes": {0: 1.0}}]},
+            "numbers of passes must be at least 1 (1 = without feedback), got 0",
+        ),
         ({"feedback__schedule": "paper-300b"}, "did you mean 'paper-"),
         ({"model": {"preset": "paper-2b"}}, "unknown model preset 'paper-2b'; did you mean 'paper-1b'?"),
         ({"model__fusion": "sum"}, "model.fusion"),
@@ -37,7 +40,7 @@ TWO_PASS = [{"fraction": 1.0, "passes": {2: 1.0}}]
         ({"data": {"source": {"kind": "files", "paths": ["nowhere.txt"]}, "length": 12}}, "nowhere.txt: no such file"),
         ({"data": {"tokenizer": "nowhere", "length": 12}}, "nowhere: no such tokenizer"),
         ({"model__trunk": TRUNK | {"vocab_size": 4}}, "4 is smaller than the tokenizer's 6"),
-        ({"data": {"source": {"kind": "task"}, "length": 49}}, "rows of 49 do not fit the model's context of 48"),
+        ({"data": {"source": {"kind": "task"}, "length": 49}}, "must be at most the model's context of 48, got 49"),
     ],
 )
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
@@ -84,9 +87,9 @@ def test_conversations_without_an_answer_to_train_on(recipe: Callable[..., Path]
         }
         return refused("train", recipe(data={"source": source, "length": 24}), *options)
 
-    assert f"{files['long']}: no training answer fits rows of 24 tokens" in line("long", "good")
+    assert f"{files['long']}: no training answer with its prompt fits sequences of 24 tokens" in line("long", "good")
     assert f"{files['unanswered']}: no training conversation has an answer" in line("unanswered", "good")
-    assert f"{files['long']}: no held-out answer fits rows of 24 tokens" in line("good", "long")
+    assert f"{files['long']}: no held-out answer with its prompt fits sequences of 24 tokens" in line("good", "long")
     assert f"{files['unanswered']}: no held-out conversation has an answer" in line("good", "unanswered")
 
 

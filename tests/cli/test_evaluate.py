@@ -190,7 +190,7 @@ def no_split(folder: Path) -> list[Any]:
         (lambda folder: ["arc_esy"], "unknown task 'arc_esy'; did you mean arc_easy"),
         (lambda folder: ["mmlu_stem"], "'mmlu_stem' is a group of tasks"),
         (lambda folder: ["--suite", "paper"], "unknown suite 'paper' (known: paper-mc, paper-0shot, gsm8k, math500, humaneval, mbpp)"),
-        (lambda folder: [], "there is nothing to evaluate: name a task or a suite"),
+        (lambda folder: [], "nothing to evaluate: name a task or a suite"),
         (no_split, "arc_easy asks questions of the split 'test', which is not there (there are: train)"),
         (lambda folder: ["arc_easy", "--data-dir", folder / "none"], "none: no such folder of data"),
         (lambda folder: ["arc_easy", "--baseline", folder / "none"], "none: no such model folder"),
@@ -198,10 +198,10 @@ def no_split(folder: Path) -> list[Any]:
         (lambda folder: ["arc_easy", "--feedback-passes", "few"], "--feedback-passes: must be 0, 1, 2, …, exact or converged, got 'few'"),
         (lambda folder: ["gsm8k", "--modes", "hard"], "unknown mode 'hard'"),
         (lambda folder: ["gsm8k", "--prompts", "long"], "--prompts: must be base or chat, got 'long'"),
-        (lambda folder: ["gsm8k", "--shard", "3/2"], "a shard is i/n with 1 ≤ i ≤ n, not 3/2"),
-        (lambda folder: ["gsm8k", "--k", "11"], "Pass@11 needs at least 11 rollouts"),
-        (lambda folder: ["gsm8k", "--temperatures", "0"], "temperatures of rollouts are numbers above 0"),
-        (lambda folder: ["gsm8k", "--temperatures", "inf"], "temperatures of rollouts are numbers above 0"),
+        (lambda folder: ["gsm8k", "--shard", "3/2"], "a shard must be i/n with 1 ≤ i ≤ n, got 3/2"),
+        (lambda folder: ["gsm8k", "--k", "11"], "n must be at least k for Pass@k, and k at least 1, got n = 10, k = 11"),
+        (lambda folder: ["gsm8k", "--temperatures", "0"], "temperatures of code samples must be above 0"),
+        (lambda folder: ["gsm8k", "--temperatures", "inf"], "temperatures of code samples must be above 0"),
         (lambda folder: ["gsm8k", "--fused-passes", "some"], "--fused-passes: must be 0, 1, 2, …, exact or converged, got 'some'"),
     ],
 )
@@ -242,9 +242,9 @@ def test_a_folder_is_refused_before_any_work(whole: Path, arguments: list[Any], 
     )
     assert refused(*arguments, "-o", part) == f"error: {expected}"
     line = refused(*arguments, "--baseline", checkpoint_of(Path(name)), "-o", part)
-    assert f"{beside}: holds an evaluation with another model (name); give another --output" in line
+    assert f"{beside}: holds an evaluation with another model (name); choose another --output" in line
     (part / "plan.json").unlink()
-    assert f"{part}: holds scores.jsonl but no plan.json that says of what model" in refused(*arguments, "-o", part)
+    assert f"{part}: has scores.jsonl but no plan.json that names its model" in refused(*arguments, "-o", part)
 
 
 def test_another_limit_keeps_the_answers_that_there_are(whole: Path, arguments: list[Any], tmp_path: Path) -> None:

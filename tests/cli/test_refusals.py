@@ -29,19 +29,19 @@ PARTS: list[tuple[dict[str, Any], str]] = [
     ({"feedback": {"schedule": FEEDS_BACK, "control": "shuffled", "adaptive": {"rows": 1}}}, "feedback.adaptive.rows is 1"),
     ({"feedback__prefix": "answer"}, "'answer' needs data that say where answers begin"),
     ({"data": NOTHING_HELD_OUT, "model__trunk": TRUNK | {"vocab_size": 257}}, "no documents are held out"),
-    ({"train__device": "meta"}, "'meta' is not available here (it holds shapes, and no numbers)"),
-    ({"optim__adam_betas": [2.0, 0.9]}, "optim.adam_betas.0: input should be less than 1"),
-    ({"optim__adam_lr": float("inf")}, "optim.adam_lr: input should be a finite number"),
-    ({"feedback__jitter": float("nan")}, "feedback.jitter: input should be"),
-    ({"feedback": {"adaptive": {"floor": 0.6, "ceiling": 0.5}}}, "floor (0.6) must not be above ceiling (0.5)"),
+    ({"train__device": "meta"}, "'meta' is not available here (it has shapes but no values)"),
+    ({"optim__adam_betas": [2.0, 0.9]}, "optim.adam_betas.0: must be less than 1"),
+    ({"optim__adam_lr": float("inf")}, "optim.adam_lr: must be a finite number"),
+    ({"feedback__jitter": float("nan")}, "feedback.jitter: must be"),
+    ({"feedback": {"adaptive": {"floor": 0.6, "ceiling": 0.5}}}, "floor must be at most the ceiling (0.5), got 0.6"),
     ({"name": "n" * 300}, "name: string should have at most 200 characters"),
     ({"output": "x" * 300}, "a name of 300 bytes; file systems take 255"),
-    ({"train__steps": 10**12}, "train.steps: input should be less than or equal to 1000000000"),
-    ({"train__steps": 10**400}, "given: a number of 400 digits"),
-    ({"model__trunk": TRUNK | {"layers": 10**12}}, "layers: input should be less than or equal to 4096"),
-    ({"evaluation__feedback_passes": [10**12]}, "evaluation.feedback_passes.0: input should be less than or equal to 100000"),
-    ({"feedback__schedule": [{"fraction": 1.0, "passes": {10**12: 1.0}}]}, "a step trains at most 256 passes"),
-    ({"data__length": 10**12}, "data.length: input should be less than or equal to"),
+    ({"train__steps": 10**12}, "train.steps: must be at most 1000000000"),
+    ({"train__steps": 10**400}, ", got a number of 400 digits"),
+    ({"model__trunk": TRUNK | {"layers": 10**12}}, "layers: must be at most 4096"),
+    ({"evaluation__feedback_passes": [10**12]}, "evaluation.feedback_passes.0: must be at most 100000"),
+    ({"feedback__schedule": [{"fraction": 1.0, "passes": {10**12: 1.0}}]}, "numbers of passes must be at most 256, got 1000000000000"),
+    ({"data__length": 10**12}, "data.length: must be at most"),
 ]
 
 
@@ -64,14 +64,14 @@ def test_converged_validation_of_chat_data(recipe: Callable[..., Path], tmp_path
         evaluation={"rows": 2, "feedback_passes": [0, "converged"]},
     )
     for more in (["--dry-run"], []):
-        assert "'converged' feeds back in whole rows; chat data takes 0, 1, 2, … or 'exact'" in refused("train", path, *more)
+        assert "must be 0, 1, 2, … or 'exact' for chat data, got 'converged'" in refused("train", path, *more)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("train: {steps: 1}\ntrain: {steps: 2}\n", "train: given twice in one section, the second time in line 2"),
-        ("optim:\n  adam_lr: 1\n  adam_lr: 2\n", "adam_lr: given twice in one section, the second time in line 3"),
+        ("train: {steps: 1}\ntrain: {steps: 2}\n", "train: must be given once in a section, is given again in line 2"),
+        ("optim:\n  adam_lr: 1\n  adam_lr: 2\n", "adam_lr: must be given once in a section, is given again in line 3"),
         ("seed: 2001-99-99\n", "month must be in 1..12"),
         ("seed: " + "9" * 5000, "Exceeds the limit (4300 digits)"),
         ("seed: " + "[" * 5000, "nested too deep"),

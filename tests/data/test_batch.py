@@ -36,7 +36,7 @@ def test_ignored_targets_are_valid() -> None:
 
 
 def test_shapes_must_agree() -> None:
-    with pytest.raises(ValueError, match="tensors of one shape"):
+    with pytest.raises(ValueError, match="tensors of a batch must have one shape"):
         Batch(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 4))
 
 

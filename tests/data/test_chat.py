@@ -68,7 +68,7 @@ def test_answers_that_rows_cannot_hold_are_counted(chat_file: Path) -> None:
 
 def test_a_template_that_rewrites_its_prompt_is_refused() -> None:
     thinking = ChatTemplate(PLAIN.source.replace("}a:{%", "}a:<think>{%"))
-    with pytest.raises(ValueError, match="does not put an answer behind its own generation prompt"):
+    with pytest.raises(ValueError, match="does not put an answer after its own generation prompt"):
         encoder(thinking).answers(turns("hi", "yes"))
 
 
@@ -174,16 +174,16 @@ def test_the_template_goes_with_the_checkpoint(chat_file: Path, tmp_path: Path) 
     ("row", "message"),
     [
         ({"text": "hi"}, r"chat.jsonl:1: no field 'messages'; the fields there are text \(set data.source.messages_field\)"),
-        ({"messages": "hi"}, r"chat.jsonl:1: messages holds str, not a list of messages"),
+        ({"messages": "hi"}, r"chat.jsonl:1: messages must be a list of messages, got str"),
         ({"messages": [{"role": "user"}]}, r"chat.jsonl:1: messages, message 0: not an object with role and content"),
-        ({"messages": [{"role": "bot", "content": ""}]}, r"message 0: role 'bot' is none of system, user, assistant"),
-        ({"messages": [{"role": "user", "content": 3}]}, r"message 0: the field 'content' holds int, not text"),
-        ({"messages": turns("only a question")}, r"chat.jsonl: no training conversation has an answer: a message of the assistant behind"),
+        ({"messages": [{"role": "bot", "content": ""}]}, r"message 0: role must be one of system, user, assistant, got 'bot'"),
+        ({"messages": [{"role": "user", "content": 3}]}, r"message 0: the field 'content' must be text, got int"),
+        ({"messages": turns("only a question")}, r"chat.jsonl: no training conversation has an answer: a message of the assistant after"),
         ({"messages": []}, r"chat.jsonl: no training conversation has an answer"),
         ({"messages": [{"role": "assistant", "content": "hello"}]}, r"chat.jsonl: no training conversation has an answer"),
         (
             {"messages": turns("q" * 99, "a")},
-            r"no training answer fits rows of 64 tokens .*data.length\); the shortest of the first 1 takes 107",
+            r"no training answer with its prompt fits sequences of 64 tokens .*data.length\); the shortest of the first 1 takes 107",
         ),
     ],
 )
@@ -201,9 +201,9 @@ def test_a_bad_record_is_named(tmp_path: Path, row: dict[str, Any], message: str
     [
         (
             [turns("q" * 99, "a"), turns("q" * 98, "a")],
-            r"no held-out answer fits rows of 64 tokens .*; the shortest of the first 2 takes 106",
+            r"no held-out answer with its prompt fits sequences of 64 tokens .*; the shortest of the first 2 takes 106",
         ),
-        ([turns("only a question")], "no held-out conversation has an answer: a message of the assistant behind another one"),
+        ([turns("only a question")], "no held-out conversation has an answer: a message of the assistant after another one"),
         ([], "no held-out conversations in it$"),
     ],
 )
@@ -227,7 +227,7 @@ def test_what_is_not_held_out_of_one_file_is_said_with_the_fraction(chat_file: P
     [
         ({"kind": "chat"}, "name either paths or a dataset"),
         ({"kind": "chat", "paths": ["a"], "dataset": "b"}, "name either paths or a dataset"),
-        ({"kind": "chat", "paths": ["a"], "prompt_field": "q"}, "prompt_field and completion_field go together"),
+        ({"kind": "chat", "paths": ["a"], "prompt_field": "q"}, "prompt_field and completion_field must be given together"),
     ],
 )
 def test_a_source_says_what_it_reads(source: dict[str, Any], message: str) -> None:

@@ -112,8 +112,8 @@ def test_what_can_be_refused_before_reading(tmp_path: Path, monkeypatch: pytest.
     assert refusal(tmp_path / "empty.jsonl") == "empty.jsonl: the file is empty"
     for name in ("a.csv", "a.parquet.gz"):
         (tmp_path / name).write_text("x")
-        kinds = "(.txt, .md, .jsonl, .parquet; .gz and .zst of all but parquet)"
-        assert refusal(tmp_path / name) == f"{name}: not a kind of file this reads {kinds}"
+        kinds = "a .txt, .md, .jsonl or .parquet file; all but parquet also as .gz or .zst"
+        assert refusal(tmp_path / name) == f"{name}: must be {kinds}"
     for name, package in (("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard")):
         (tmp_path / name).write_text("x")
         monkeypatch.setitem(sys.modules, package, None)
@@ -127,7 +127,7 @@ def test_what_can_be_refused_before_reading(tmp_path: Path, monkeypatch: pytest.
         ('{"text": "b"', "not valid JSON (Expecting ',' delimiter, column 13); fix or remove this line"),
         ('{"body": "b", "id": 3}', "no field 'text'; the fields there are body, id (set data.source.text_field)"),
         ("{}", "no field 'text'; the fields there are none (set data.source.text_field)"),
-        ('{"text": null}', "the field 'text' holds NoneType, not text (set data.source.text_field)"),
+        ('{"text": null}', "the field 'text' must be text, got NoneType (set data.source.text_field)"),
         ("[1]", "a list, not a JSON object with a field 'text'"),
         (b'{"text": "\xff"}', "not valid UTF-8; convert the file, for example with iconv -t UTF-8"),
     ],
@@ -164,7 +164,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
 def test_bad_parquet(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", {"id": [1], "body": ["x"]})
     assert refusal(path) == "a.parquet: no field 'text'; the fields there are id, body (set data.source.text_field)"
-    assert refusal(path, text_field="id") == "a.parquet: the field 'id' holds int64, not text (set data.source.text_field)"
+    assert refusal(path, text_field="id") == "a.parquet: the field 'id' must be text, got int64 (set data.source.text_field)"
     path.write_bytes(b"PAR1 but nothing after it")
     assert refusal(path).startswith("a.parquet: a damaged parquet file, or not one (")
     write_parquet(path, {"text": ["one", None, "three"]})
@@ -235,7 +235,7 @@ def test_text_columns_however_they_are_stored(tmp_path: Path) -> None:
         parquet.write_table(arrow.table({"text": arrow.array(texts).cast(kind)}), tmp_path / "a.parquet", row_group_size=4)
         assert read(tmp_path / "a.parquet") == ["a", "b", "a", "c"] * 3
     write_parquet(tmp_path / "numbers.parquet", {"text": [1, 2]})
-    assert refusal(tmp_path / "numbers.parquet") == "numbers.parquet: the field 'text' holds int64, not text (set data.source.text_field)"
+    assert refusal(tmp_path / "numbers.parquet") == "numbers.parquet: the field 'text' must be text, got int64 (set data.source.text_field)"
     twice = arrow.Table.from_arrays([arrow.array(["a"]), arrow.array(["b"])], names=["text", "text"])
     parquet.write_table(twice, tmp_path / "twice.parquet")
     assert refusal(tmp_path / "twice.parquet") == (
@@ -267,7 +267,7 @@ def test_a_source_too_small_for_a_split_has_its_end_held_out(tmp_path: Path, tex
         documents = list(source.documents(split))
         assert list(source.documents(split, documents[-1][0])) == documents[-1:], "reading goes on from any cursor"
     if source.notices():
-        assert source.notices()[0].startswith(f"{path}: too few documents to hold out whole ones, so the end is held out: ")
+        assert source.notices()[0].startswith(f"{path}: too few documents to hold out a whole one, so the end of the text is held out: ")
 
 
 def test_a_single_character_is_not_split(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_bad_patterns_and_fields_are_named(questions: Path) -> None:
 
 @pytest.mark.parametrize("field", ["{q:{w}}", "{q!r}", "{q} {}", "{q:>10}"])
 def test_a_pattern_names_fields_and_nothing_else(field: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a pattern of fields \(a field stands alone in its braces\)"):
+    with pytest.raises(ValueError, match=r"is not a pattern of fields \(braces must hold the name of a field alone\)"):
         TextRecords(field)
 
 
@@ -81,7 +81,7 @@ def test_the_hint_for_conversations_leads_to_training_on_them(tmp_path: Path, fi
     loader = build_loader(DataConfig.model_validate({"source": source, "length": 300}), 0, 2)
     assert "2+2?" in loader.tokenizer.decode(loader.next_batch().tokens[0].tolist())
     assert loader.validation_batches(4, 4)[0].shape[0], "one of two conversations is held out, whole"
-    assert loader.notices()[0].startswith(f"{path}: too few documents to hold out whole ones")
+    assert loader.notices()[0].startswith(f"{path}: too few documents to hold out a whole one")
 
 
 def test_one_small_file_can_be_trained_on(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_one_small_file_can_be_trained_on(tmp_path: Path) -> None:
     )
     assert loader.next_batch().shape == (4, 32) and len(loader.validation_documents(5)) == 1
     assert loader.notices() == [
-        f"{tmp_path / 'notes.txt'}: too few documents to hold out whole ones, so the end is held out: 87 of 261 characters"
+        f"{tmp_path / 'notes.txt'}: too few documents to hold out a whole one, so the end of the text is held out: 87 of 261 characters"
     ]
 
 

@@ -91,7 +91,7 @@ def test_bad_datasets_are_refused_in_one_line(dataset: Path, tmp_path: Path, mon
     where = "dataset DIR/dataset, split train, row 3"
     hint = "(set data.source.text_field)"
     assert refusal(dataset, text_field="text", validation_documents=3) == f"{where}: no field 'text'; the fields there are body, id {hint}"
-    assert refusal(dataset, text_field="id", validation_documents=3) == f"{where}: the field 'id' holds int, not text {hint}"
+    assert refusal(dataset, text_field="id", validation_documents=3) == f"{where}: the field 'id' must be text, got int {hint}"
     (dataset / "train.jsonl").write_text('{"body": "a"}\n{"body": \n')
     assert refusal(dataset, validation_documents=1).startswith("dataset DIR/dataset: reading stopped (")
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -130,7 +130,7 @@ def test_accuracy_by_position(model: FullBandModel, passes: int | str) -> None:
 
 
 def test_accuracy_refuses_other_shapes(model: FullBandModel) -> None:
-    with pytest.raises(ValueError, match=r"both \[N, T\]"):
+    with pytest.raises(ValueError, match=r"both be \[N, T\]"):
         accuracy_by_position(model, torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long))
     with pytest.raises(ValueError, match="context"):
         accuracy_by_position(model, torch.zeros(1, 13, dtype=torch.long), torch.zeros(1, 13, dtype=torch.long))

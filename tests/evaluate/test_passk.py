@@ -83,9 +83,9 @@ def test_equals_go_to_the_lowest_and_splits_are_seeded():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pass_at_k(Rollouts(2, 1), 3), "pass@3 needs at least 3 rollouts"),
-        (lambda: pass_at_k(Rollouts(2, 1), 0), "k ≥ 1"),
-        (lambda: Rollouts(2, 3), "not 3 of 2"),
+        (lambda: pass_at_k(Rollouts(2, 1), 3), "pass@k needs k of at least 1 and at least k samples, got k = 3 and 2 samples"),
+        (lambda: pass_at_k(Rollouts(2, 1), 0), "k of at least 1"),
+        (lambda: Rollouts(2, 3), "got 3 of 2"),
         (lambda: choose_temperature({}, 1), "none"),
         (lambda: choose_temperature({0.3: [Rollouts(1, 1)] * 2, 0.5: [Rollouts(1, 1)] * 3}, 1), r"\[2, 3\]"),
         (lambda: choose_temperature({0.3: [Rollouts(1, 1)] * 2}, 1, splits=0), "at least 1 split"),

@@ -32,7 +32,7 @@ def test_a_model_whose_files_changed_is_another_one(tmp_path: Path, name: str, n
     (model / name).write_text("[]")
     if times:
         os.utime(model / name, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with pytest.raises(ValueError, match=rf"holds an evaluation with another model \({named}\); give another --output"):
+    with pytest.raises(ValueError, match=rf"holds an evaluation with another model \({named}\); choose another --output"):
         check_folder(folder, PLAN, about(model))
 
 
@@ -45,7 +45,7 @@ def test_a_snapshot_of_the_hub_is_known_by_its_commit(tmp_path: Path) -> None:
 
 def test_a_plan_that_does_not_say_which_files(tmp_path: Path) -> None:
     start(tmp_path, PLAN, {"name": "m"})
-    with pytest.raises(ValueError, match="does not say which model files made its answers; give another --output"):
+    with pytest.raises(ValueError, match="does not name the model files of its answers; choose another --output"):
         check_folder(tmp_path, PLAN, {"name": "m", "files": "0"})
 
 

@@ -93,10 +93,10 @@ def test_truncated_texts_are_apart():
     [
         (lambda: mean_estimate([]), "at least one value"),
         (lambda: mean_over_tasks([]), "at least one task"),
-        (lambda: mcnemar([True], [True, False]), "same problems twice, not 1 and 2"),
+        (lambda: mcnemar([True], [True, False]), "same problems twice, got 1 and 2"),
         (lambda: paired_difference([], []), "same problems twice"),
-        (lambda: wilson(3, 2), "not 3 of 2"),
-        (lambda: wilson(0, 0), "not 0 of 0"),
+        (lambda: wilson(3, 2), "got 3 of 2"),
+        (lambda: wilson(0, 0), "got 0 of 0"),
         (lambda: wilson(1, 2, 95), "confidence"),
     ],
 )

@@ -47,12 +47,12 @@ def test_a_shared_run_is_the_other_experiments(tmp_path: Path) -> None:
     [
         ({"sedes": [1]}, "sedes: unknown key; did you mean 'seeds'?"),
         ({"cells": [{"name": "fed", "equals": {}}]}, "cells.0.equals: unknown key; did you mean 'equal'?"),
-        ({"cells": [{"name": "fed"}, {"name": "fed"}]}, "cells: one of them stands twice"),
-        ({"seeds": [1, 1]}, "seeds: one of them stands twice"),
+        ({"cells": [{"name": "fed"}, {"name": "fed"}]}, "cells: must not repeat, got 'fed' twice"),
+        ({"seeds": [1, 1]}, "seeds: must not repeat, got 1 twice"),
         ({"comparisons": [{"cell": "fed", "reading": "exact", "to": "plane", "to_reading": "x"}]}, "no cell is called 'plane'"),
         ({"cells": [{"name": "fed", "set": {"seed": 1}}], "comparisons": []}, "the experiment sets 'seed' itself"),
         ({"measure": {"kind": "positions", "positions": []}}, "measure.positions"),
-        ({"measure": {"kind": "positions", "positions": [3, 0]}}, "measure.positions.1: input should be greater than or equal to 1"),
+        ({"measure": {"kind": "positions", "positions": [3, 0]}}, "measure.positions.1: must be at least 1"),
         ({"measure": {"kind": "settling", "passes": 4, "feedback_passes": [0, 4]}}, "measure: feedback_passes: 4 of them are 5 passes"),
         ({"measure": {"kind": "settling", "feedback_passes": ["converged"]}}, "measure.feedback_passes.0"),
         ({"measure": {"kind": "probe", "prefills": ["3"]}}, "measure.prefills: '3' is no way of prefilling"),
@@ -75,7 +75,7 @@ def test_a_chain_of_equal_cells_is_refused(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"feedback.schedul": "none"}, "toy, cell bad: feedback.schedul: unknown key; did you mean 'schedule'?"),
-        ({"train.steps.count": 3}, "toy, cell bad: steps holds a value, not a section"),
+        ({"train.steps.count": 3}, "toy, cell bad: steps is a value, not a section"),
         ({"model": {"source": "somewhere"}}, "trains models from scratch"),
     ],
 )

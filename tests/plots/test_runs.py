@@ -82,7 +82,7 @@ def test_runs_on_different_data_say_so(folders: list[Path], tmp_path: Path, monk
     shown = fullband("compare-runs", *folders, "-o", tmp_path / "page.html").out
     drawn = fullband("plot", *folders, "-o", tmp_path / "figures").out
     for text in (shown, drawn, (tmp_path / "page.html").read_text(encoding="utf-8")):
-        assert "differ in their data" in text and all(line in text for line in said())
+        assert "used different data" in text and all(line in text for line in said())
     (folders[1] / "checkpoints" / "last.json").unlink()
     give_data(folders[1], None, "b.txt")
     assert [line.split(":")[0] for line in said()] == ["recipe"], "by the recipes, where a checkpoint is gone"
@@ -146,9 +146,9 @@ def test_the_axes_of_the_pages_picture_begin_at_the_data(folders: list[Path]) ->
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"tokens": "many"}, "step 1: tokens: input should be a valid number (given: 'many')"),
-        ({"loss_pass_2": None}, "step 1: loss_pass_2 is no number (given: None)"),
-        ({"passes": 0}, "step 1: passes: input should be greater than or equal to 1 (given: 0)"),
+        ({"tokens": "many"}, "step 1: tokens: must be a number, got 'many'"),
+        ({"loss_pass_2": None}, "step 1: loss_pass_2 must be a number, got None"),
+        ({"passes": 0}, "step 1: passes: must be at least 1, got 0"),
         ({"validation": {}}, "step 1: validation: "),
     ],
 )

@@ -104,6 +104,8 @@ def test_an_output_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
 
 def test_what_a_training_process_refuses_is_raised_here(tmp_path: Path) -> None:
     recipe = fullband_recipe(0, tmp_path, ["data.length=500", "train.steps=4"])  # longer than the context
-    with pytest.raises(ValueError, match=r"quickstart-fullband: data\.length: rows of 500 do not fit") as caught:
+    with pytest.raises(
+        ValueError, match=r"quickstart-fullband: data\.length: must be at most the model's context of .*, got 500"
+    ) as caught:
         train_all([recipe], Console(quiet=True), cores=1)
     assert "\n" not in str(caught.value)

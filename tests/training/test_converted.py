@@ -213,7 +213,7 @@ def test_a_recurrent_trunk_trains_one_document_a_row(recipe: MakeRecipe, jsonl: 
     assert entries(config)[0]["executed_positions"] < entries(naive)[0]["executed_positions"]
     batch = prepare(with_changes(config, output=f"{config.output}-look"), resume=False).loader.next_batch()
     assert (batch.documents.amax(dim=1) == 0).all() and (batch.documents < 0).any()
-    with pytest.raises(ValueError, match=r"data.packing: the model has recurrent layers"):
+    with pytest.raises(ValueError, match=r"data.packing: must be false for a model with recurrent layers"):
         prepare(recipe("packed", model=model, data={**data, "packing": True}), resume=False)
 
 
@@ -230,8 +230,8 @@ def test_dropout_of_the_source_is_switched_off(recipe: MakeRecipe, jsonl: str, t
     ("overrides", "message"),
     [
         ({"model": {"source": "/nowhere/model"}}, "/nowhere/model: no such model folder"),
-        ({"data__tokenizer": "bytes", "data__length": 999}, "rows of 999 do not fit the model's context of 64"),
-        ({"train__compile": True}, "train.compile: a Hugging Face trunk is trained without"),
+        ({"data__tokenizer": "bytes", "data__length": 999}, "must be at most the model's context of 64, got 999"),
+        ({"train__compile": True}, "train.compile: must be false for a Hugging Face trunk"),
         ({"data__source": {"kind": "task"}, "feedback__prefix": "answer"}, "'answer' needs data that say where answers begin"),
     ],
 )

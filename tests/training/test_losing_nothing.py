@@ -188,7 +188,7 @@ def test_metrics_that_cannot_be_written_lose_no_step(recipe: MakeRecipe, monkeyp
 
     with monkeypatch.context() as patched:
         patched.setattr(JsonLines, "log", full)
-        with pytest.raises(ValueError, match=r"cannot be written .*what was trained until step 3 is kept in .*step-00000003"):
+        with pytest.raises(ValueError, match=r"cannot be written .*training up to step 3 is kept in .*step-00000003"):
             train(config)
     train(config, resume=True)
     assert (last_of(config.output or "") / "model.safetensors").read_bytes() == (

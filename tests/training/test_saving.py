@@ -362,7 +362,7 @@ def test_a_validation_that_fails_loses_nothing(recipe: MakeRecipe, monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr("fullband.training.loop.validation_losses", fails)
-        with pytest.raises(ValueError, match=rf"no such thing; what was trained until step {step} is kept in .*step-0000000{step}"):
+        with pytest.raises(ValueError, match=rf"no such thing; training up to step {step} is kept in .*step-0000000{step}"):
             train(config)
     train(config, resume=True)
     assert file_bytes(config) == file_bytes(straight)
@@ -382,7 +382,7 @@ def test_data_that_vanish_lose_nothing(recipe: MakeRecipe, monkeypatch: pytest.M
 
     with monkeypatch.context() as patched:
         patched.setattr(TaskLoader, "next_batch", vanishing)
-        with pytest.raises(ValueError, match=r"data\.jsonl: no such file; what was trained until step 3 is kept in .*step-00000003"):
+        with pytest.raises(ValueError, match=r"data\.jsonl: no such file; training up to step 3 is kept in .*step-00000003"):
             train(config)
     train(config, resume=True)
     assert file_bytes(config) == file_bytes(straight)

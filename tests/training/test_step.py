@@ -241,7 +241,7 @@ def compiler_works() -> bool:
 
 
 def test_rows_beyond_the_context_and_a_small_vocabulary_are_refused(recipe: MakeRecipe) -> None:
-    with pytest.raises(ValueError, match="rows of 65 do not fit the model's context of 64"):
+    with pytest.raises(ValueError, match="must be at most the model's context of 64, got 65"):
         prepare(recipe(data__length=65), resume=False)
     small = {**recipe().model.trunk, "vocab_size": 5}
     with pytest.raises(ValueError, match=r"vocab_size: 5 is smaller than the tokenizer's 6"):

@@ -33,7 +33,7 @@ class Batch:
     def __post_init__(self) -> None:
         shapes = {name: tuple(value.shape) for name, value in vars(self).items() if value is not None}
         if len(set(shapes.values())) != 1 or self.tokens.dim() != 2:
-            raise ValueError(f"a batch is tensors of one shape [B, T], not {shapes}")
+            raise ValueError(f"tensors of a batch must have one shape [B, T], got {shapes}")
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -60,7 +60,7 @@ class ChatRecords(RecordReader):
 
     def _messages(self, value: Any, where: str) -> list[Message]:
         if not isinstance(value, list):
-            raise ValueError(f"{where} holds {type(value).__name__}, not a list of messages (set {self.setting})")
+            raise ValueError(f"{where} must be a list of messages, got {type(value).__name__} (set {self.setting})")
         messages = []
         for number, message in enumerate(value):
             keys = MESSAGE_KEYS if isinstance(message, Mapping) else ()
@@ -69,7 +69,7 @@ class ChatRecords(RecordReader):
                 raise ValueError(f"{where}, message {number}: not an object with role and content (or from and value)")
             role = SHAREGPT.get(str(message[role_key]), message[role_key])
             if role not in ROLES:
-                raise ValueError(f"{where}, message {number}: role '{role}' is none of {', '.join(ROLES)}")
+                raise ValueError(f"{where}, message {number}: role must be one of {', '.join(ROLES)}, got '{role}'")
             messages.append(Message(role=role, content=self.text_value(message, content_key, f"{where}, message {number}")))
         return messages
 
@@ -158,7 +158,7 @@ class ChatEncoder:
             whole = self.template.render(messages[: number + 1], add_generation_prompt=False)
             if not whole.startswith(prompt):
                 raise ValueError(
-                    "the chat template does not put an answer behind its own generation prompt; name another (data.source.template)"
+                    "the chat template does not put an answer after its own generation prompt; name another (data.source.template)"
                 )
             prompt_ids = self.tokenizer.begin(prompt)
             answer_ids = self._ended(self.tokenizer.follow(prompt, whole[len(prompt) :]))

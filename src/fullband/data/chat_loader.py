@@ -66,8 +66,9 @@ class ChatLoader(SourceLoader):
                 raise ValueError(self._why_nothing(split))
             if too_long:
                 found.append(
-                    f"{len(too_long)} of {len(lengths)} answers in the first {len(texts)} {kind}conversations are left out: with their "
-                    f"prompts they do not fit rows of {self.length} tokens (data.length); the longest takes {max(too_long):,}"
+                    f"{len(too_long)} of {len(lengths)} answers in the first {len(texts)} {kind}conversations "
+                    f"are left out: with their prompts they do not fit sequences of {self.length} tokens "
+                    f"(data.length); the longest takes {max(too_long):,}"
                 )
         return found
 
@@ -87,9 +88,9 @@ class ChatLoader(SourceLoader):
         lengths = (len(answer) for _, text in self.source.documents(split) for answer in self._encoder.all_answers(json.loads(text)))
         if first := list(islice(lengths, COUNTED)):
             shortest = f"the shortest of the first {len(first)} takes {min(first):,}"
-            return f"{where}: no {kind} answer fits rows of {self.length} tokens with its prompt (data.length); {shortest}"
+            return f"{where}: no {kind} answer with its prompt fits sequences of {self.length} tokens (data.length); {shortest}"
         if any(True for _ in chat_source(config, keep_all=True).documents(split)):
-            return f"{where}: no {kind} conversation has an answer: a message of the assistant behind another one"
+            return f"{where}: no {kind} conversation has an answer: a message of the assistant after another one"
         return f"{where}: no {kind} conversations in it" + ("" if own else f"; {self.source.holding_out_hint}")
 
     def fingerprint(self) -> dict[str, str]:

@@ -111,7 +111,7 @@ class Files(TextSource):
     def notices(self) -> list[str]:
         if self._end is None:
             return []
-        return [f"{self.where}: too few documents to hold out whole ones, so the end is held out: {self._end}"]
+        return [f"{self.where}: too few documents to hold out a whole one, so the end of the text is held out: {self._end}"]
 
     def fingerprint(self) -> dict[str, str]:
         kind = "files" if self._fraction is None else f"files, held out {self._fraction:g}"
@@ -150,7 +150,7 @@ def _check(file: Path) -> None:
     """What can be said about a file before reading it."""
     suffix, compressed = _suffix(file), file.suffix.lower() in COMPRESSIONS
     if suffix not in KINDS or (compressed and suffix == ".parquet"):
-        raise ValueError(f"{file}: not a kind of file this reads (.txt, .md, .jsonl, .parquet; .gz and .zst of all but parquet)")
+        raise ValueError(f"{file}: must be a .txt, .md, .jsonl or .parquet file; all but parquet also as .gz or .zst")
     if file.stat().st_size == 0:
         raise ValueError(f"{file}: the file is empty")
     if suffix == ".parquet":
@@ -229,7 +229,7 @@ def _parquet(file: Path, reader: RecordReader, first: int) -> Iterator[tuple[int
                     raise ValueError(f"{file}: more than one column is called '{field}'; rename all but one, or set {reader.setting}")
                 kind = table.schema_arrow.field(field).type
                 if reader.texts_only and not _is_text(kind, arrow.types):
-                    raise ValueError(f"{file}: the field '{field}' holds {kind}, not text ({reader.hint(names)})")
+                    raise ValueError(f"{file}: the field '{field}' must be text, got {kind} ({reader.hint(names)})")
             row = 0
             for group in range(table.num_row_groups):
                 rows = table.metadata.row_group(group).num_rows

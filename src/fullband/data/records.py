@@ -49,7 +49,7 @@ class RecordReader(ABC):
         """Raises ValueError if the field is missing or holds no text."""
         value = self.value(record, field, where)
         if not isinstance(value, str):
-            raise ValueError(f"{where}: the field '{field}' holds {type(value).__name__}, not text ({self.hint(record)})")
+            raise ValueError(f"{where}: the field '{field}' must be text, got {type(value).__name__} ({self.hint(record)})")
         return value.encode("utf-8", errors="replace").decode("utf-8")  # JSON can spell half a surrogate pair; no tokenizer takes it
 
 
@@ -64,7 +64,7 @@ class TextRecords(RecordReader):
         try:
             parts = [(name, spec, conversion) for _, name, spec, conversion in string.Formatter().parse(field) if name is not None]
             if any(spec or conversion or not name for name, spec, conversion in parts):
-                raise ValueError("a field stands alone in its braces")
+                raise ValueError("braces must hold the name of a field alone")
         except ValueError as error:
             raise ValueError(f"{self.setting}: '{field}' is not a pattern of fields ({error})") from None
         named = [name for name, _, _ in parts]

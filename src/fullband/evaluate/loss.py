@@ -85,7 +85,7 @@ def loss_by_passes(
     for passes in feedback_passes:
         check_feedback_passes(passes)
     if not feedback_passes or batch_tokens < 1:
-        raise ValueError("loss by passes needs at least one number of feedback passes and one token a batch")
+        raise ValueError("loss by passes needs at least one number of feedback passes and one token in a batch")
     owners, pieces = _pieces(documents, model.trunk.context, model.trunk.vocab_size)
     if not pieces:
         raise ValueError("no document has two tokens: there is nothing to predict")
@@ -134,9 +134,9 @@ def accuracy_by_position(
     Raises ValueError as `feedback.passes.read` does, and if shapes differ.
     """
     if tokens.shape != targets.shape or tokens.dim() != 2:
-        raise ValueError(f"tokens and targets are both [N, T], not {list(tokens.shape)} and {list(targets.shape)}")
+        raise ValueError(f"tokens and targets must both be [N, T], got {list(tokens.shape)} and {list(targets.shape)}")
     if batch_rows < 1:
-        raise ValueError(f"a batch has at least one row, not {batch_rows}")
+        raise ValueError(f"batch_rows must be at least 1, got {batch_rows}")
     head_weight = model.trunk.head_weight
     right_T = torch.zeros(tokens.shape[1], dtype=torch.float64)
     counts_T = torch.zeros(tokens.shape[1], dtype=torch.long)

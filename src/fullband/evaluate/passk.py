@@ -24,7 +24,7 @@ class Rollouts:
 
     def __post_init__(self) -> None:
         if self.drawn < 1 or not 0 <= self.right <= self.drawn:
-            raise ValueError(f"rollouts: 0 to n of n ≥ 1 are right, not {self.right} of {self.drawn}")
+            raise ValueError(f"the number of correct samples must be 0 to n, with n at least 1, got {self.right} of {self.drawn}")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TemperatureChoice:
 def pass_at_k(rollouts: Rollouts, k: int) -> float:
     """Unbiased estimate that one of k rollouts is right: 1 − C(n − c, k)/C(n, k). Raises ValueError unless 1 ≤ k ≤ n."""
     if not 1 <= k <= rollouts.drawn:
-        raise ValueError(f"pass@{k} needs at least {max(k, 1)} rollouts and k ≥ 1; there are {rollouts.drawn}")
+        raise ValueError(f"pass@k needs k of at least 1 and at least k samples, got k = {k} and {rollouts.drawn} samples")
     return 1 - math.comb(rollouts.drawn - rollouts.right, k) / math.comb(rollouts.drawn, k)
 
 
@@ -63,9 +63,9 @@ def choose_temperature(rollouts: Mapping[float, Sequence[Rollouts]], k: int, *, 
     """
     lengths = {len(problems) for problems in rollouts.values()}
     if len(lengths) != 1 or min(lengths) < 2:
-        raise ValueError(f"choosing a temperature needs the same problems, 2 at least, at each; there are {sorted(lengths) or 'none'}")
+        raise ValueError(f"choosing a temperature needs the same problems at each, at least 2, got {sorted(lengths) or 'none'}")
     if splits < 1:
-        raise ValueError(f"the split-half choice needs at least 1 split, not {splits}")
+        raise ValueError(f"the split-half choice needs at least 1 split, got {splits}")
     count = lengths.pop()
     scores = {temperature: [pass_at_k(problem, k) for problem in rollouts[temperature]] for temperature in sorted(rollouts)}
     chosen = dict.fromkeys(scores, 0)

@@ -56,15 +56,15 @@ class Plan:
         """Raises ValueError for values that mean nothing."""
         index, count = self.shard
         if not 0 <= index < count:
-            raise ValueError(f"a shard is i/n with 1 ≤ i ≤ n, not {index + 1}/{count}")
+            raise ValueError(f"a shard must be i/n with 1 ≤ i ≤ n, got {index + 1}/{count}")
         if not 1 <= self.k <= self.n:
-            raise ValueError(f"Pass@{self.k} needs at least {self.k} rollouts and k ≥ 1; n is {self.n}")
+            raise ValueError(f"n must be at least k for Pass@k, and k at least 1, got n = {self.n}, k = {self.k}")
         if self.limit is not None and self.limit < 1:
-            raise ValueError(f"a limit is at least 1, not {self.limit}")
+            raise ValueError(f"limit must be at least 1, got {self.limit}")
         if not self.temperatures or any(not 0 < temperature < math.inf for temperature in self.temperatures):
-            raise ValueError("temperatures of rollouts are numbers above 0; a greedy answer is the same each time")
+            raise ValueError("temperatures of code samples must be above 0, since greedy samples are all the same")
         if not self.tasks and not self.generative:
-            raise ValueError("there is nothing to evaluate: name a task or a suite")
+            raise ValueError("nothing to evaluate: name a task or a suite")
 
     def settings(self, name: str) -> list[Setting]:
         """How a benchmark is answered: mode by mode, temperature by temperature."""
@@ -113,18 +113,18 @@ def check_folder(folder: Path, plan: Plan, model: Mapping[str, Any]) -> bool:
         check_place(folder)
         if found := [name for name in JOURNALS if (folder / f"{name}.jsonl").is_file()]:
             raise ValueError(
-                f"{folder}: holds {found[0]}.jsonl but no {PLAN} that says of what model; give another --output, or remove the whole folder"
+                f"{folder}: has {found[0]}.jsonl but no {PLAN} that names its model; choose another --output, or remove the whole folder"
             )
         return False
     held, asked = read_plan(folder), _content(plan, model)
     if "files" in asked["model"] and "files" not in held.get("model", {}):
-        raise ValueError(f"{folder}: its {PLAN} is older and does not say which model files made its answers; give another --output")
+        raise ValueError(f"{folder}: its {PLAN} is older and does not name the model files of its answers; choose another --output")
     differing = sorted(key for key in asked if held.get(key) != asked[key] and key != "limit")
     if differing:
         if "model" in differing:
             of_model = sorted(key for key in asked["model"] if held["model"].get(key) != asked["model"][key])
             differing[differing.index("model")] = f"model ({', '.join(of_model)})"
-        raise ValueError(f"{folder}: holds an evaluation with another {', '.join(differing)}; give another --output")
+        raise ValueError(f"{folder}: holds an evaluation with another {', '.join(differing)}; choose another --output")
     return True
 
 

@@ -95,9 +95,9 @@ def wilson(successes: int, count: int, confidence: float = 0.95) -> tuple[float,
     Raises ValueError for counts that are no share, or a confidence outside 0 to 1.
     """
     if count < 1 or not 0 <= successes <= count:
-        raise ValueError(f"a share is 0 to n of n ≥ 1, not {successes} of {count}")
+        raise ValueError(f"a share must be 0 to n, with n at least 1, got {successes} of {count}")
     if not 0 < confidence < 1:
-        raise ValueError(f"a confidence is above 0 and below 1, not {confidence}")
+        raise ValueError(f"a confidence must be above 0 and below 1, got {confidence}")
     z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
     share, spread = successes / count, z * z / count
     centre = (share + spread / 2) / (1 + spread)
@@ -119,5 +119,5 @@ def answer_lengths(tokens: Sequence[int], truncated: Sequence[bool]) -> Lengths:
 
 def _pairs(first: Sequence[_Score], second: Sequence[_Score]) -> list[tuple[_Score, _Score]]:
     if len(first) != len(second) or not first:
-        raise ValueError(f"a paired comparison needs the same problems twice, not {len(first)} and {len(second)}")
+        raise ValueError(f"a paired comparison needs the same problems twice, got {len(first)} and {len(second)}")
     return list(zip(first, second, strict=True))

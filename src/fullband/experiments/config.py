@@ -123,8 +123,9 @@ class Experiment(Strict):
     def _names_fit(self) -> Experiment:
         names = [cell.name for cell in self.cells]
         for what, values in (("cells", names), ("seeds", self.seeds)):
-            if len(set(values)) < len(values):
-                raise ValueError(f"{what}: one of them stands twice")
+            twice = next((value for n, value in enumerate(values) if value in values[:n]), None)
+            if twice is not None:
+                raise ValueError(f"{what}: must not repeat, got {twice!r} twice")
         named = [cell.equal.cell for cell in self.cells if cell.equal] + [c for x in self.comparisons for c in (x.cell, x.to)]
         for name in named:
             if name not in names:

@@ -119,7 +119,7 @@ def _check_entry(path: Path, entry: dict[str, Any]) -> None:
         for k in range(1, parse(_Step, entry, where).passes + 1):
             loss = entry.get(f"loss_pass_{k}")
             if not isinstance(loss, (int, float)):
-                raise ValueError(f"{where}: loss_pass_{k} is no number (given: {loss!r})")
+                raise ValueError(f"{where}: loss_pass_{k} must be a number, got {loss!r}")
 
 
 def compare(runs: Sequence[RunRecord]) -> dict[str, Any]:

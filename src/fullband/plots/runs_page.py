@@ -38,7 +38,7 @@ def _differing(lines: Sequence[str]) -> str:
     if not lines:
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<p><strong>These runs differ in their data: their losses are not of the same text.</strong></p>\n<ul>{items}</ul>"
+    return f"<p><strong>These runs used different data: their losses are not comparable.</strong></p>\n<ul>{items}</ul>"
 
 
 def losses(by_passes: dict[str, float]) -> str:

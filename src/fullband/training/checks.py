@@ -33,9 +33,12 @@ def check_run(recipe: Recipe, loader: Loader, model: LoadedModel) -> list[Batch]
         return held_out
     if "converged" in evaluation.feedback_passes and held_out:
         if any(batch.plain is not None for batch in held_out):
-            raise ValueError("evaluation.feedback_passes: 'converged' feeds back in whole rows; chat data takes 0, 1, 2, … or 'exact'")
+            raise ValueError("evaluation.feedback_passes: must be 0, 1, 2, … or 'exact' for chat data, got 'converged'")
         if not model.trunk.crops:
-            raise ValueError("evaluation.feedback_passes: 'converged' cuts a cache back, which the model's recurrent layers cannot")
+            raise ValueError(
+                "evaluation.feedback_passes: must be 0, 1, 2, … or 'exact' "
+                "for a model with recurrent layers, whose cache cannot be cropped, got 'converged'"
+            )
     if recipe.feedback.control == "shuffled":
         _check_shuffled(recipe, held_out)
     return held_out
@@ -43,14 +46,14 @@ def check_run(recipe: Recipe, loader: Loader, model: LoadedModel) -> list[Batch]
 
 def _check_shuffled(recipe: Recipe, held_out: list[Batch]) -> None:
     """Another row's state needs another row, wherever passes are run."""
-    needs = "feedback.control: 'shuffled' takes states from another row and needs at least two at a time: "
+    needs = "feedback.control: 'shuffled' takes states from another sequence and needs at least two at a time: "
     if (recipe.train.microbatch_rows or recipe.train.batch_rows) < 2:
         raise ValueError(f"{needs}{'train.microbatch_rows' if recipe.train.microbatch_rows else 'train.batch_rows'} is 1")
     if recipe.feedback.adaptive and recipe.feedback.adaptive.rows < 2:
         raise ValueError(f"{needs}feedback.adaptive.rows is 1")
     if any(batch.tokens.shape[0] < 2 for batch in held_out) and any(passes != 0 for passes in recipe.evaluation.feedback_passes):
         rows = sum(batch.tokens.shape[0] for batch in held_out)
-        raise ValueError(f"{needs}{rows} held-out rows in batches of {recipe.evaluation.batch_rows} leave one alone")
+        raise ValueError(f"{needs}{rows} held-out sequences in batches of {recipe.evaluation.batch_rows} leave one alone")
 
 
 def check_run_folder(folder: Path) -> None:

@@ -67,9 +67,11 @@ def build_model(recipe: Recipe, loader: Loader, checkpoint: Path | None = None) 
     if loader.vocab_size > trunk.vocab_size:
         raise ValueError(f"model.trunk.vocab_size: {trunk.vocab_size} is smaller than the tokenizer's {loader.vocab_size}")
     if recipe.data.length > trunk.context:
-        raise ValueError(f"data.length: rows of {recipe.data.length} do not fit the model's context of {trunk.context}{trunk.context_note}")
+        raise ValueError(
+            f"data.length: must be at most the model's context of {trunk.context}, got {recipe.data.length}{trunk.context_note}"
+        )
     if recipe.data.packing and not trunk.crops:
-        raise ValueError("data.packing: the model has recurrent layers, which read one document a row; set data.packing=false")
+        raise ValueError("data.packing: must be false for a model with recurrent layers, which take one document per sequence")
     model.fusion.control = recipe.feedback.control
     if isinstance(model, FullBandModel):
         _prepare_native(model, recipe)
@@ -179,7 +181,7 @@ def _prepare_native(model: FullBandModel, recipe: Recipe) -> None:
 def _prepare_huggingface(model: Any, recipe: Recipe) -> None:
     """Dropout is switched off: with it, a prefix that is read once would not be the prefix that is read again."""
     if recipe.train.compile:
-        raise ValueError("train.compile: a Hugging Face trunk is trained without; set it to false")
+        raise ValueError("train.compile: must be false for a Hugging Face trunk")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

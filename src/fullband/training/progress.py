@@ -57,7 +57,7 @@ class TrainingProgress:
         self.work_before = self.work.remaining(run.step)
         self.known = {"shock": run.milestones.shock, "crossover": run.milestones.crossover_step}
         if run.step >= run.recipe.train.steps:
-            self.console.print("the run is complete: nothing is left to do")
+            self.console.print("the run is complete: nothing left to do")
         elif self.console.is_interactive:
             shown = (TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=self._bar_width()), TextColumn("{task.description}"))
             self.bar = Progress(*shown, console=self.console)

@@ -122,7 +122,7 @@ class Run:
             self.schedule.load_state_dict(before[1], self.step)
             checkpoint = self.save(pending, unlogged)
             if isinstance(error, ValueError):
-                raise ValueError(f"{error}; what was trained until step {self.step} is kept in {checkpoint}") from None
+                raise ValueError(f"{error}; training up to step {self.step} is kept in {checkpoint}") from None
             raise
 
     def restore(self, checkpoint: Path) -> None:
@@ -182,11 +182,15 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
     if warmup_length(recipe.train.steps, recipe.optim.warmup_steps) < recipe.optim.warmup_steps:
         run.notices.append(warmup_words(recipe.train.steps, recipe.optim.warmup_steps))
     if feedback.reuse != recipe.feedback.reuse:
-        run.notices.append("activation checkpointing of this trunk drops its cache: every pass reads whole rows, without prefix reuse")
+        run.notices.append(
+            "activation checkpointing of this trunk drops its cache: every pass computes whole sequences, without prefix reuse"
+        )
     if last:
         run.restore(last)
         if schedule.switched_on == run.step and run.step:
-            run.notices.append(f"feedback is switched on at step {run.step}, where the run resumes; the recipe's switch-on lies before it")
+            run.notices.append(
+                f"feedback is switched on at step {run.step}, where the run resumes; the recipe would have switched it on earlier"
+            )
     _ = run.identity  # now: at the first save, the files of the data may be gone
     write_recipe(recipe, folder)
     checkpoints.make()
@@ -200,7 +204,7 @@ def resolve_device(name: str, setting: str = "train.device") -> torch.device:
     try:
         device = torch.device(name)
         if device.type == "meta":
-            raise RuntimeError("it holds shapes, and no numbers")
+            raise RuntimeError("it has shapes but no values")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"{setting}: '{name}' is not available here ({str(error).splitlines()[0]})") from None

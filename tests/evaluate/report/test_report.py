@@ -198,7 +198,7 @@ def test_pictures_show_what_there_is(tmp_path: Path) -> None:
 def test_an_evaluation_is_not_mixed_with_another(tmp_path: Path) -> None:
     plan = write_run(tmp_path, 3)
     assert check_folder(tmp_path, plan, MODEL)
-    with pytest.raises(ValueError, match=r"another model \(weights\); give another --output"):
+    with pytest.raises(ValueError, match=r"another model \(weights\); choose another --output"):
         check_folder(tmp_path, plan, MODEL | {"weights": "1" * 64})
     assert not check_folder(tmp_path / "new", plan, MODEL)
 
@@ -212,9 +212,7 @@ def test_results_without_a_plan_that_can_be_read_are_not_taken_over(tmp_path: Pa
         ):
             ask()
     (tmp_path / "plan.json").unlink()
-    with pytest.raises(
-        ValueError, match=r"holds documents.jsonl but no plan.json that says of what model; give another --output, or remove"
-    ):
+    with pytest.raises(ValueError, match=r"has documents.jsonl but no plan.json that names its model; choose another --output, or remove"):
         check_folder(tmp_path, plan, MODEL)
 
 

@@ -399,7 +399,7 @@ def test_limits_that_mean_nothing(wrong):
 
 
 def test_no_workers(sandbox):
-    with pytest.raises(ValueError, match="at least 1 worker"):
+    with pytest.raises(ValueError, match="workers must be at least 1"):
         run_all([], sandbox, workers=0)
 
 

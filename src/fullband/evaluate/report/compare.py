@@ -43,8 +43,8 @@ class Comparison:
             made.append([row["benchmark"], row["way"], row["run"], str(row["score"]["count"]), score(row["score"]), *cells])
         smallest = min(row["score"]["count"] for row in self.rows)
         title = "Smoke test: Runs side by side" if smallest < SMOKE else "Runs side by side"
-        columns = ["benchmark", "read or decoded", "run", "problems", "score", "to the first", "only first", "only this", "p"]
-        return [ReportTable(title, columns, made, ["Percent ± standard error; differences are paired over what both were asked."], 3)]
+        columns = ["benchmark", "passes or mode", "run", "problems", "score", "to the first", "only first", "only this", "p"]
+        return [ReportTable(title, columns, made, ["Percent ± standard error; differences are paired over what both evaluated."], 3)]
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
@@ -57,7 +57,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         for run in found[1:]:
             rows += [_row(other, own) for other in run if (other.benchmark, other.way) == key]
     if len(rows) == len(first):
-        raise ValueError(f"{folders[0]}: no other run has a benchmark that it has, read in the same way")
+        raise ValueError(f"{folders[0]}: no other run has one of its benchmarks with the same feedback passes or mode")
     return Comparison(rows)
 
 
@@ -91,7 +91,7 @@ def _row(own: Scored, first: Scored | None) -> dict[str, Any]:
     if first is not None:
         shared = [key for key in first.values if key in own.values]
         if not shared:
-            raise ValueError(f"{own.benchmark}: {own.run} and {first.run} were asked nothing in common (other data, examples, limit or k)")
+            raise ValueError(f"{own.benchmark}: {own.run} and {first.run} evaluated nothing in common (other data, examples, limit or k)")
         one, other = ([run.values[key] for key in shared] for run in (first, own))
         row["difference"] = asdict(paired_difference(one, other))
         if all(value in (0, 1) for value in (*one, *other)):

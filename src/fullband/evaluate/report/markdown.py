@@ -29,11 +29,11 @@ def about(results: Mapping[str, Any]) -> str:
     plan, model = results["plan"], results["model"]
     sentences = [f"Model: `{model['name']}`, {model['parameters']:,} parameters, {model['dtype']}."]
     if results["baseline"]:
-        sentences.append(f"Baseline: `{results['baseline']['name']}`, read plainly.")
+        sentences.append(f"Baseline: `{results['baseline']['name']}`, without feedback.")
     if plan.get("limit"):  # older evaluations may not say it
-        sentences.append(f"Only the first {plan['limit']} of each task (`--limit`).")
+        sentences.append(f"Only the first {plan['limit']} documents of each task (`--limit`).")
     if results["smoke_test"]:
-        sentences.append("Fewer than 200 problems in a task: this shows that the evaluation runs, not which is better.")
+        sentences.append("Fewer than 200 problems in a task: this shows that the evaluation works, not which is better.")
     if results["generative"]:
         sentences.append(
             f"Prompts: {'a task’s own examples' if plan['prompts'] == 'base' else 'one turn of chat, no examples'}; seed {plan['seed']}."

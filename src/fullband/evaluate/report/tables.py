@@ -64,7 +64,9 @@ def differences_table(results: Mapping[str, Any]) -> ReportTable:
         rows += [[name, *_difference(one)] for one in task["differences"]]
     for one in (results["mean"] or {}).get("differences", []):
         rows.append(["mean of tasks", *_difference(one)])
-    notes = ["Paired on the same documents. McNemar: documents that only the first, or only the second, got right; exact, two-sided."]
+    notes = [
+        "Paired on the same documents. McNemar: documents that only the first, or only the second, answered correctly; exact, two-sided."
+    ]
     return ReportTable(
         smoke(results, "Differences"), ["task", "second − first", "difference", "only first", "only second", "p"], rows, notes, 2
     )
@@ -92,7 +94,7 @@ def pairs_table(results: Mapping[str, Any]) -> ReportTable:
     rows = []
     for found in results["generative"].values():
         rows += [[found["label"], *_difference(one)] for one in found["pairs"]]
-    notes = ["Each mode at its own temperature. McNemar counts problems of which one of the first k rollouts is right."]
+    notes = ["Each mode at its own temperature. McNemar counts problems for which one of the first k samples is correct."]
     return ReportTable(
         smoke(results, "Modes against each other"),
         ["benchmark", "second − first", "difference", "only first", "only second", "p"],
@@ -130,9 +132,7 @@ def lengths_table(results: Mapping[str, Any]) -> ReportTable:
                 [found["label"], MODES[mode], *quartiles, str(lengths["finished"]), str(lengths["truncated"]), str(own["undecided"])]
             )
     columns = ["benchmark", "mode", "lower quartile", "median tokens", "upper quartile", "ended", "cut at the limit", "undecided"]
-    notes = [
-        "Tokens of answers that ended by themselves; those cut at the limit are longer, nobody knows how much. Rollouts, not problems."
-    ]
+    notes = ["Tokens of complete answers; those cut off at the limit would have been longer. Counted over samples, not problems."]
     return ReportTable(smoke(results, "Length of answers"), columns, rows, notes, 2)
 
 

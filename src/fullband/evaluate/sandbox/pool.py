@@ -17,7 +17,7 @@ def run_all(
     whatever `progress` raises, once the programs already running have ended.
     """
     if workers < 1:
-        raise ValueError(f"programs are run by at least 1 worker, not {workers}")
+        raise ValueError(f"workers must be at least 1, got {workers}")
     results: dict[int, SandboxResult] = {}
     with ThreadPoolExecutor(workers) as pool:
         futures = {pool.submit(sandbox.run, program): index for index, program in enumerate(programs)}

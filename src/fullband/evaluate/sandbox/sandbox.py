@@ -42,7 +42,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
-            raise ValueError(f"a time limit is a number of seconds above 0, not {self.seconds}")
+            raise ValueError(f"a time limit must be above 0 seconds, got {self.seconds}")
         if self.memory < 128 << 20:
             raise ValueError(f"a memory limit below {128 << 20} bytes leaves no room for Python; it is {self.memory}")
         if self.processes < 4 or self.disk < 4096 or self.output < 0:
