@@ -161,7 +161,7 @@ def test_a_running_sum_is_wavefront_limited() -> None:
 
 def test_rows_that_show_too_few_passes() -> None:
     found = judge(trace_passes(Toy(0.5), rows(15), 32))
-    assert found.word == "not measurable at this length" and "rows of 16" in found.why[0]
+    assert found.word == "not measurable at this length" and "sequences of 16" in found.why[0]
     assert judge(trace_passes(Toy(0.5), rows(16), 32)).word == "contracting"
     assert "Only 7 passes" in judge(trace_passes(Toy(0.5), rows(64), 7)).why[0]
 
@@ -177,7 +177,7 @@ def test_untrained_in_each_of_its_ways() -> None:
             return embedding.roll(1, dims=-1) + carried
 
     scrambled = judge(trace_passes(Scrambles(), rows(64), 12))
-    assert scrambled.word == "not yet trained" and "the fusion has not" in scrambled.why[0]
+    assert scrambled.word == "not yet trained" and "but its fusion has not" in scrambled.why[0]
 
 
 def test_random_weights_are_not_yet_trained(trunk_config) -> None:  # type: ignore[no-untyped-def]
@@ -204,6 +204,6 @@ def test_a_bad_fixed_point_is_said_to_be_bad() -> None:
     worse = [dataclasses.replace(r, loss_past=r.loss_past + 0.1 * min(r.k, 8)) for r in trace.records if r.loss_past is not None]
     found = judge(dataclasses.replace(trace, records=worse))
     assert found.word == "contracting" and "reads worse" in found.why[2]
-    assert found.worse is not None and "16 passes read worse than one" in found.headline
+    assert found.worse is not None and "16 passes have a higher loss than one" in found.headline
     assert judge(trace).headline == "contracting"
     assert reference_loss(trace) == pytest.approx(1.386, abs=0.01)

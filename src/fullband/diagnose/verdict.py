@@ -59,7 +59,9 @@ def _worse(trace: Trace) -> str | None:
     plain, last = _past(trace)[0], _last(trace)
     if plain.loss_past is None or last.loss_past is None or not last.loss_past > plain.loss_past + WORSE:
         return None
-    return f"{last.k} passes read worse than one: {last.loss_past:.3f} nats past the wavefront, {plain.loss_past:.3f} by plain reading"
+    return (
+        f"{last.k} passes have a higher loss than one: {last.loss_past:.3f} nats past the wavefront, {plain.loss_past:.3f} without feedback"
+    )
 
 
 def reference_loss(trace: Trace) -> float:
@@ -72,7 +74,7 @@ def _not_finite(trace: Trace) -> Verdict | None:
         if not (math.isfinite(record.loss) and math.isfinite(record.state_rms)):
             return Verdict("diverging", [f"States or loss are no longer finite at pass {record.k}."])
     if not (math.isfinite(trace.loss_exact) and math.isfinite(trace.exact_rms)):
-        return Verdict("diverging", [f"States or loss of exact reading are not finite within {trace.length} positions."])
+        return Verdict("diverging", [f"States or loss of exact evaluation are not finite within {trace.length} positions."])
     return None
 
 
@@ -81,18 +83,16 @@ def _not_trained(trace: Trace) -> Verdict | None:
     reference, fused = reference_loss(trace), trace.records[1:]
     plain = _least(trace.records[0].loss, trace.records[0].loss_early)
     best_fused = _least(trace.loss_exact, trace.loss_exact_early, *(loss for r in fused for loss in (r.loss, r.loss_early)))
-    bound = f"{LEARNED:g} of the {reference:.3f} nats that the targets' frequencies alone give"
+    bound = f"{LEARNED:g} of the {reference:.3f} nats of a unigram model"
     if min(plain, best_fused) >= LEARNED * reference:
         return Verdict(
             "not yet trained",
-            [f"No reading has a loss below {bound}: plain {plain:.3f}, with feedback {best_fused:.3f} at best."],
+            [f"No evaluation has a loss below {bound}: {plain:.3f} without feedback, {best_fused:.3f} at best with it."],
         )
     if fused[0].moved == 0:
-        return Verdict(
-            "not yet trained", ["The fusion passes nothing on: the second pass changes no state (is its state matrix still zero?)."]
-        )
+        return Verdict("not yet trained", ["The fusion has no effect: the second pass changes no state (is its state matrix still zero?)."])
     if best_fused >= LEARNED * reference:
-        words = f"Plain reading has learned ({plain:.3f} nats), the fusion has not: with feedback no loss is below {bound}"
+        words = f"Without feedback the model has learned ({plain:.3f} nats), but its fusion has not: with feedback no loss is below {bound}"
         return Verdict("not yet trained", [f"{words} ({best_fused:.3f} at best)."])
     return None
 
@@ -107,8 +107,8 @@ def _not_measurable(trace: Trace) -> Verdict | None:
     why = (
         f"Only {trace.passes} passes were run; at least {LEAST_PASSES} are needed."
         if trace.passes < LEAST_PASSES
-        else f"Rows of {trace.length} positions show {trace.horizon} passes past the wavefront; "
-        f"{LEAST_PASSES} passes need rows of {2 * LEAST_PASSES}."
+        else f"Sequences of {trace.length} positions show {trace.horizon} passes past the wavefront; "
+        f"{LEAST_PASSES} passes need sequences of {2 * LEAST_PASSES}."
     )
     return Verdict("not measurable at this length", [why])
 
@@ -154,7 +154,8 @@ def _contracting(trace: Trace) -> Verdict | None:
     best = min(_past(trace), key=lambda record: _loss_past(record))
     if _loss_past(last) > _loss_past(best) + CLIMB * reference_loss(trace):
         why.append(
-            f"But what it settles to reads worse: {_loss_past(last):.3f} nats at pass {last.k}, {_loss_past(best):.3f} at pass {best.k}."
+            f"But what it settles to has a higher loss: "
+            f"{_loss_past(last):.3f} nats at pass {last.k}, {_loss_past(best):.3f} at pass {best.k}."
         )
     front = trace.arrival.front
     if front is not None:
@@ -185,7 +186,7 @@ def _travels(trace: Trace) -> bool:
 
 def _along_the_row(front: Front) -> str:
     return (
-        f"From the half of the rows to their end, passes to settle go from {front.at_half:.1f} by {front.growth:+.1f} "
+        f"From the middle of the sequences to their end, passes to settle go from {front.at_half:.1f} by {front.growth:+.1f} "
         f"({front.slope:.3f} a position; {front.low:.3f} to {front.high:.3f} by quarter)"
     )
 
@@ -203,16 +204,18 @@ def _waiting(trace: Trace) -> Verdict | None:
     if not pays and not _arrives_in_turn(trace):
         return None
     why = [
-        f"States reach those of exact reading one position after another: {slope:.2g} passes a position."
+        f"States become exact one position after another: {slope:.2g} passes per position."
         if slope > SLOW or _travels(trace)
-        else f"{trace.arrival.late:.0%} of the second half of the rows reached exact reading in {trace.records[-1].k} passes."
+        else f"{trace.arrival.late:.0%} of the second half of the sequences became exact in {trace.records[-1].k} passes."
     ]
     if trace.arrival.front is not None and trace.arrival.front.travels:
         least = max(GROWTH, SHARE * trace.arrival.front.at_half)
         why.append(f"{_along_the_row(trace.arrival.front)}: a front, not contraction ({least:.1f} or more).")
     exact = math.nan if trace.loss_exact_past is None else trace.loss_exact_past
-    worth = "Waiting is worth it" if pays else "Waiting gains nothing here (rows longer than the model can follow?)"
-    why.append(f"{worth}: past the wavefront exact reading has {exact:.3f} nats, the first {TRAINED_PASSES} passes {shallow:.3f} at best.")
+    worth = "Waiting is worth it" if pays else "Waiting gains nothing here (are the sequences longer than the model can follow?)"
+    why.append(
+        f"{worth}: past the wavefront exact evaluation has {exact:.3f} nats, the first {TRAINED_PASSES} passes {shallow:.3f} at best."
+    )
     return Verdict("wavefront-limited", [*why, _at_the_end(trace)])
 
 
@@ -226,7 +229,9 @@ def _unsettled(trace: Trace) -> Verdict:
     before, after = _last_quarters([_loss_past(record) for record in _past(trace)])
     climbing = after > before + CLIMB * reference_loss(trace)
     if not climbing and trace.tolerance <= last.change_past.median and _falls_to(trace, "median") < FALLS:
-        early = f"{last.k} passes do not say whether all states settle; most are about to. Run more, over rows of twice as many positions."
+        early = (
+            f"{last.k} passes do not say whether all states settle; most are about to. Run more, over sequences of twice as many positions."
+        )
         return Verdict("not measurable at this length", [early, *numbers])
     moving = f"Past the wavefront the change does not settle: {last.change_past.relative:.2g} of the state at pass {last.k}."
     return Verdict("diverging" if climbing else "oscillating", [moving, *numbers])
@@ -259,7 +264,7 @@ def _last_quarters(values: Sequence[float]) -> tuple[float, float]:
 def _deep_loss(trace: Trace) -> list[str]:
     last = _last(trace)
     best = min(_past(trace), key=lambda record: _loss_past(record))
-    exact = "" if trace.loss_exact_past is None else f", {trace.loss_exact_past:.3f} read exactly"
+    exact = "" if trace.loss_exact_past is None else f", {trace.loss_exact_past:.3f} under exact evaluation"
     return [f"Loss there: {_loss_past(best):.3f} nats at best (pass {best.k}), {_loss_past(last):.3f} at pass {last.k}{exact}."]
 
 

@@ -107,7 +107,7 @@ def _passes_figure(lines: Sequence[PassesLine], first: int, all_lines: int) -> F
     return Figure(
         "figure-4-left" + (f"-{first // MOST_RUNS + 1}" if first else ""),
         f"Fig. 4, left: loss by feedback passes{part}",
-        "Held-out loss at the last evaluation of each run; 0 is plain reading.",
+        "Held-out loss at the last evaluation of each run; 0 is without feedback.",
         lambda paths: plot_passes(lines, paths),
         passes_chart(lines),
     )

@@ -45,7 +45,7 @@ def plot_passes(lines: Sequence[PassesLine], paths: Sequence[Path]) -> None:
                 exact = drawn([line.exact] * len(line.passes))
                 axes.plot(line.passes, exact, label=f"{line.name}, exact", linewidth=1.4, markersize=4, **run_style(number, EXACT_DASH))
         axes.set_xticks(sorted({k for line in lines for k in line.passes}))
-        axes.set(xlabel="feedback passes (0 = plain reading)", ylabel="held-out loss, nats a token")
+        axes.set(xlabel="feedback passes (0 = without feedback)", ylabel="held-out loss, nats a token")
         axes.set_title("Loss by feedback passes")
         drawing.legend(loc="outside right upper", fontsize=9, handlelength=3.2)
 
@@ -61,6 +61,6 @@ def passes_chart(lines: Sequence[PassesLine]) -> str:
             exact = [line.exact] * len(line.passes)
             shown.append(Line(key, f"{line.name}, exact", line.passes, exact, dash=EXACT_DASH, marker=marker))
     ticks = sorted({float(k) for line in lines for k in line.passes})
-    x = Axis("feedback passes (0 = plain reading)", 0, furthest, ticks, prefix="feedback passes: ")
+    x = Axis("feedback passes (0 = without feedback)", 0, furthest, ticks, prefix="feedback passes: ")
     y = near_axis("held-out loss, nats a token", [value for line in shown for value in line.y])
     return line_chart("Loss by feedback passes", shown, [], x, y)

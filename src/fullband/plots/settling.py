@@ -14,7 +14,7 @@ from fullband.plots.style import LIGHT, dash, figure
 MANY = 48  # passes from which the axis of passes is logarithmic
 LOG_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 STYLES = {"whole rows": "rows", "past the wavefront": "fused-8", "99th percentile there": "fused-1", "at the wavefront": "front"}
-EXACT = "exact reading"
+EXACT = "exact evaluation"
 
 
 @dataclass(frozen=True)

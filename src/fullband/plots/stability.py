@@ -65,7 +65,7 @@ def plot_arrival(diagnosis: Mapping[str, Any], paths: Sequence[Path]) -> None:
         last = trace["records"][-1]["k"]
         bound = [t for t in arrival["positions"] if t + 1 <= last]
         axes.plot(bound, [t + 1 for t in bound], color=LIGHT["standard"], linestyle=":", label="the latest possible, t + 1")
-        axes.set(xlabel="position t", ylabel="passes", title=f"Passes until within {trace['tolerance']:g} of exact reading")
+        axes.set(xlabel="position t", ylabel="passes", title=f"Passes until within {trace['tolerance']:g} of exact evaluation")
         axes.set_ylim(0, 1.05 * last)
         drawing.legend(loc="outside lower center", ncols=3, fontsize=9)
 

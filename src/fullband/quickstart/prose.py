@@ -96,7 +96,7 @@ def mixin(prefix: str) -> str:
         return (
             "This recipe turns the paper's <b>prefix mixin off</b>. With it, a random stretch at the start of every later pass is plain, "
             "but here every position must be fused for the answer to be reachable, and in our trial with S3 the mixin brought exact "
-            "reading at position 32 down to 0.33. Recipes for text keep it on: it holds plain reading together, and saves compute."
+            "reading at position 32 down to 0.33. Recipes for text keep it on: it protects evaluation without feedback, and saves compute."
         )
     return f"This run trained with the prefix mixin ({escape(prefix)}): a random stretch at the start of every later pass stays plain."
 
