@@ -168,7 +168,7 @@ def test_rows_that_show_too_few_passes() -> None:
 
 def test_untrained_in_each_of_its_ways() -> None:
     knows_nothing = judge(trace_passes(Toy(0.5, constant=1e-3), rows(64), 12))
-    assert knows_nothing.word == "not yet trained" and "No reading" in knows_nothing.why[0]
+    assert knows_nothing.word == "not yet trained" and "No evaluation" in knows_nothing.why[0]
     passes_nothing = judge(trace_passes(Toy(0.0), rows(64), 12))
     assert passes_nothing.word == "not yet trained" and "passes nothing on" in passes_nothing.why[0]
 
@@ -203,7 +203,7 @@ def test_a_bad_fixed_point_is_said_to_be_bad() -> None:
     trace = trace_passes(Toy(0.3), rows(128), 16)
     worse = [dataclasses.replace(r, loss_past=r.loss_past + 0.1 * min(r.k, 8)) for r in trace.records if r.loss_past is not None]
     found = judge(dataclasses.replace(trace, records=worse))
-    assert found.word == "contracting" and "reads worse" in found.why[2]
+    assert found.word == "contracting" and "a higher loss" in found.why[2]
     assert found.worse is not None and "16 passes have a higher loss than one" in found.headline
     assert judge(trace).headline == "contracting"
     assert reference_loss(trace) == pytest.approx(1.386, abs=0.01)
