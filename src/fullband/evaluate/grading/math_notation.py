@@ -31,6 +31,7 @@ _SAME_SIGN = {  # commands, and what is written for them
     "dfrac|tfrac|cfrac": r"\frac", "leqslant|leqq|leq": r"\le ", "geqslant|geqq|geq": r"\ge ", "neq": r"\ne ", "lt": "<", "gt": ">",
     "equiv": "=", "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "langle|lparen": "(", "rangle|rparen": ")",
     "lvert|rvert|vert|mid": "|", "varnothing": r"\emptyset ", "ldots|cdots|dots": "...", "degree": "°", "qquad|quad": " ",
+    "varphi": r"\phi ", "varepsilon": r"\epsilon ", "bf|it|rm|sf|bfseries|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge": "",
     "left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits": "", "mathbf|mathit|mathsf|boldsymbol|bm|underline|boxed|fbox": "",
 }  # fmt: skip
 _MAGNITUDES = {"hundred": "100", "thousand": "1000", "million": "10^{6}", "billion": "10^{9}", "trillion": "10^{12}", "dozen": "12"}
@@ -43,6 +44,7 @@ _NOTATION: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     # thousands as TeX writes them, before spaces go; faces
     (r"(?<=\d)(?:\{,\}|,\s*\\!|\\,|,?\\ )(?=\s*\d{3}(?!\d))\s*", ""),
     (r"\\!", ""),
+    (r"\\(?:text)?color ?\{[^{}]*\}", ""),
     (r"(?<!\\)\\[,;:> ]|~", " "),
     (r"\\(?:left|right)\s*\.", ""),
     (rf"\\(?:textbf|textit|textrm|texttt|textsf|emph|mathrm|mbox|hbox){_END}\s*", r"\\text"),
@@ -65,6 +67,7 @@ _NOTATION: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
     (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
     (rf"\{{([^{{}}]*)\\over{_END}([^{{}}]*)\}}", r"\\frac{\1}{\2}"),
+    (rf"\{{([^{{}}]*)\\choose{_END}([^{{}}]*)\}}", r"\\binom{\1}{\2}"),
     (r"(?:√|\\sqrt\s)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"√\s*(\d+|\w)", r"\\sqrt{\1}"),
     (r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d)", r"\\sqrt\1{\2}"),

@@ -14,12 +14,17 @@ _TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
 _ANY_TEXT = re.compile(r"\\(?:text[a-z]*|emph|mathrm|mbox) ?\{([^{}]*)\}")
 _SPACE = re.compile(r"~|\\[,;:>! ]|\\q?quad(?![A-Za-z])")
 _VALUE_IN_WORDS = re.compile(r"[-+\d.,/ ]*\d[-+\d.,/ ]*(?: *[A-Za-z]{1,12}){0,3}\.?|[A-Za-z]")  # \text{15}, \text{5 cm}
+_CHOICE_AND_VALUE = re.compile(
+    r"[\s$]*\\(?:text[a-z]*|mathrm|mathbf) ?\{ ?\(([A-J])\)[ :.~]*\}[\s~$\\:]*((?!\\?text|and\b|or\b|,)\S.*)", re.DOTALL
+)
+_LETTERS_LISTED = re.compile(r"\\text[a-z]* ?\{ ?((?:[A-Z]|\d+)(?:, ?(?:and |or )?(?:[A-Z]|\d+))+) ?\}")  # \text{A, C, D}
+_FACE = re.compile(r"\\(?:mathbf|mathit|boldsymbol|bm|underline) ?\{(.*)\}", re.DOTALL)
 _OPENERS, _CLOSERS = "([{", ")]}"
 _RELATION = re.compile(r"<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\w|_\{\w+\})?|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|rho|omega|sigma|tau)")
 _MEMBER_OF = re.compile(r"([A-Za-z]|\\[a-z]+) *\\in(?![A-Za-z]) *")
 _NO_VALUE = re.compile(r"_\{[^{}]*\}|_\w|\^\{[^{}]*\}|[A-Za-z]\([^()=]*\)")  # of a name: indices, powers, arguments
-_BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{? ?(?:\\text\{ ?)?(\d+|[a-z]+)(?: ?\})? ?\}?")
+_BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{? ?\(?(?:\\text\{ ?)?(\d+|[a-z]+)(?: ?\})?\)? ?\}?")
 _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12, "sixteen": 16}
 _INFINITY = r"\infty"
 _DEEPEST = 50  # brackets in brackets
@@ -53,8 +58,10 @@ class Shape:
 def shapes(reference: str, answer: str) -> tuple[Shape, Shape]:
     """Both as shapes, which depend on each other: 100,200 is one number, or two beside a list; m is a unit, or a letter beside letters."""
     gold = shape_of(reference, letters=True)
+    if choice := _CHOICE_AND_VALUE.match(answer):  # \textbf{(C) } 5
+        answer = f"({choice[1]})" if gold.kind == "words" and len(gold.text) == 1 else choice[2]
     if gold.kind == "words":
-        return gold, Shape("words", canonical_words(answer))
+        return gold, Shape("words", canonical_words(_FACE.sub(r"\1", answer)))
     guess = shape_of(answer, letters=bool(re.search(r"(?<![\\A-Za-z])[A-Za-z]", gold.text)) or gold.kind != "value")
     if gold.kind in ("list", "set") and guess.kind == "value":
         guess = _as_list(answer) or guess
@@ -73,7 +80,7 @@ def shape_of(answer: str, *, letters: bool) -> Shape:
     words = _words(answer)
     if words is not None:
         return Shape("words", words)
-    text = notation(answer)
+    text = notation(_LETTERS_LISTED.sub(r"\1", answer))
     try:
         return _listed(text, letters) if max(_depths(text), default=0) <= _DEEPEST else Shape("value", text)
     except RecursionError:
@@ -82,6 +89,9 @@ def shape_of(answer: str, *, letters: bool) -> Shape:
 
 def _words(answer: str) -> str | None:
     plain = answer.replace(r"\$", "").strip().strip("$*. ").replace(r"\!", "")
+    plain = _FACE.sub(r"\1", plain) if _FACE.fullmatch(plain) else plain
+    if _LETTERS_LISTED.fullmatch(plain):
+        return None
     plain = _ANY_TEXT.sub(r"\\text{\1}", plain)
     if not _WORDS_ONLY.fullmatch(plain):
         return None
@@ -92,8 +102,9 @@ def _words(answer: str) -> str | None:
 
 
 def canonical_words(text: str) -> str:
-    """Words without capitals, TeX's spaces, punctuation at their ends, and the brackets of a choice such as (C)."""
-    return " ".join(_ANY_TEXT.sub(r"\1", _SPACE.sub(" ", text)).casefold().split()).strip(" .,;:!()[]{}'\"$*\\")
+    """Words without capitals, TeX's spaces, an article, punctuation at their ends, and the brackets of a choice such as (C)."""
+    plain = " ".join(_ANY_TEXT.sub(r"\1", _SPACE.sub(" ", text)).casefold().split()).strip(" .,;:!()[]{}'\"$*\\")
+    return re.sub(r"^(?:an?|the) (?=[a-z]{3})(?!and\b)", "", plain)
 
 
 def _listed(text: str, letters: bool) -> Shape:
@@ -116,6 +127,8 @@ def _listed(text: str, letters: bool) -> Shape:
 def _one(text: str, letters: bool) -> Shape:
     """The shape of what has no separators at its top level."""
     text = _unwrapped(text)
+    if re.fullmatch(r"\\mathbb\{R\}\^ ?\{? ?\+ ?\}?", text):
+        return _one(r"(0,\infty)", letters)
     if text in (r"\mathbb{R}", r"\Re", r"\text{all real numbers}"):
         return _one(r"(-\infty,\infty)", letters)
     bracketed = _bracketed(text)
@@ -207,7 +220,7 @@ def _value(text: str, letters: bool) -> Shape:
         word = re.sub(r"\^.*", "", bare[3])
         if (unit_of(word) and not (letters and len(word) < 2)) or (bare[2] and _COUNTED.fullmatch(word)):
             unit, text = unit_of(word) or unit, bare[1]
-    base = _BASE.fullmatch(text.strip())
+    base = _BASE.fullmatch(re.sub(r"\\text ?\{ ?([A-Fa-f]) ?\}", r"\1", text.strip()))
     if base and (base[2].isdigit() or base[2] in _BASES):
         return Shape("base", f"{base[1].upper()}_{_BASES.get(base[2], base[2])}")
     percent = text.endswith("%")
