@@ -170,7 +170,7 @@ def test_untrained_in_each_of_its_ways() -> None:
     knows_nothing = judge(trace_passes(Toy(0.5, constant=1e-3), rows(64), 12))
     assert knows_nothing.word == "not yet trained" and "No evaluation" in knows_nothing.why[0]
     passes_nothing = judge(trace_passes(Toy(0.0), rows(64), 12))
-    assert passes_nothing.word == "not yet trained" and "passes nothing on" in passes_nothing.why[0]
+    assert passes_nothing.word == "not yet trained" and "fusion has no effect" in passes_nothing.why[0]
 
     class Scrambles(Toy):
         def fusion(self, embedding, carried, input_norm):  # type: ignore[no-untyped-def]
