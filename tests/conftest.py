@@ -28,6 +28,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that tests find the slow re
 SHAPE: dict[str, Any] = dict(vocab_size=23, width=16, layers=3, heads=4, kv_heads=2, glu_width=24, context=64, window=5, full_every=3)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of minutes first, the longest before the others: a process that begins one of them last keeps everybody waiting."""
+    marks = {item: item.get_closest_marker("slow") for item in items}
+    items.sort(key=lambda item: -mark.kwargs.get("minutes", 0) if (mark := marks[item]) else 0)
+
+
 def pytest_collection_finish() -> None:
     """The garbage collector leaves alone what imports and collection made: half a second for each time it goes through it all."""
     gc.enable()
@@ -85,6 +91,27 @@ def isometric_model(trunk_config: Callable[..., TrunkConfig]) -> Callable[..., F
         return model.eval()
 
     return make
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(source, converted): SmolLM2-135M-Instruct, dequantised, and what the command line made of it. A minute's work: its tests are of the
+    xdist group "smollm2". FULLBAND_SMOLLM2 names a source that `python -m benchmarks.smollm2` has made already."""
+    from benchmarks.smollm2 import package_folder, write_source
+
+    from cli.commands import fullband
+
+    folder = tmp_path_factory.mktemp("smollm2")
+    source = Path(os.environ.get("FULLBAND_SMOLLM2") or folder / "source")
+    if not source.is_dir():
+        try:
+            package_folder()
+        except ValueError as missing:
+            pytest.skip(str(missing))
+        write_source(source)
+    done = fullband("convert", source, "-o", folder / "converted")
+    assert done.code == 0, done.err
+    return source, folder / "converted"
 
 
 @dataclass(frozen=True)

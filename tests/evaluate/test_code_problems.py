@@ -227,9 +227,9 @@ def test_some_references_pass(sandbox, name, count):
     assert [(p.name, r) for p, r in zip(picked, results, strict=True) if not r.passed] == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 @pytest.mark.shared_data
-@pytest.mark.parametrize("name", ["humaneval", "mbpp"])
+@pytest.mark.parametrize("name", ["mbpp", "humaneval"])
 def test_all_references_pass(sandbox, name):
     all_problems = problems(name)
     results = run_all([p.program(p.reference) for p in all_problems], Sandbox(Limits(seconds=120)), workers=2)

@@ -9,40 +9,26 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.smollm2 import package_folder, write_source
 from transformers import PreTrainedModel
 
-from cli.commands import fullband
 from fullband.data.tokenizers import load_tokenizer
 from fullband.decode import generate
 from fullband.feedback.passes import read
 from fullband.loading import load_model
 from hf.sources import plain_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.shared_data]
+pytestmark = [pytest.mark.slow, pytest.mark.shared_data, pytest.mark.xdist_group("smollm2")]
 PROMPTS = ["The capital of France is", "def fibonacci(n):", "Once upon a time, there was a"]
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dequantised checkpoint; FULLBAND_SMOLLM2 names a folder that `python -m benchmarks.smollm2` has made already."""
-    if made := os.environ.get("FULLBAND_SMOLLM2"):
-        return Path(made)
-    try:
-        package_folder()
-    except ValueError as missing:
-        pytest.skip(str(missing))
-    folder = tmp_path_factory.mktemp("smollm2") / "source"
-    write_source(folder)
-    return folder
+def source(smollm2: tuple[Path, Path]) -> Path:
+    return smollm2[0]
 
 
 @pytest.fixture(scope="module")
-def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    output = tmp_path_factory.mktemp("converted") / "fullband"
-    done = fullband("convert", source, "-o", output)
-    assert done.code == 0, done.err
-    return load_model(output)
+def converted(smollm2: tuple[Path, Path]) -> Any:
+    return load_model(smollm2[1])
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -190,7 +191,7 @@ def test_grpo_samples_soft_and_scores_the_same(tmp_path, tokenizer):
 
 
 @pytest.mark.slow
-def test_two_ranks_under_torchrun_make_the_gradients_of_one(tmp_path):
+def test_two_ranks_under_torchrun_make_the_gradients_of_one(tmp_path, monkeypatch):
     script = tmp_path / "run.py"
     script.write_text(
         textwrap.dedent(
@@ -218,7 +219,8 @@ def test_two_ranks_under_torchrun_make_the_gradients_of_one(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29631"]
     one, two = tmp_path / "one.json", tmp_path / "two.json"
-    subprocess.run([sys.executable, str(script), str(tmp_path / "o"), str(one)], check=True, env=environment, timeout=300)
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "o"), str(one)])
+    runpy.run_path(str(script))
     subprocess.run([*launch, str(script), str(tmp_path / "t"), str(two)], check=True, env=environment, timeout=300)
     alone, together = json.loads(one.read_text()), json.loads(two.read_text())
     for name, values in alone.items():

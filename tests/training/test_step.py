@@ -208,7 +208,7 @@ def test_blocks_are_captured_whole_and_few_times(packed: MakeRecipe, monkeypatch
     assert 4 <= graphs <= 2 * 4 * 2  # sliding and full layers; pass 1 and passes from 0, 64 and 128; with and without a cache
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 def test_compiled_blocks_train_the_same(packed: MakeRecipe) -> None:
     if not compiler_works():
         pytest.skip("torch.compile has no working compiler here")
