@@ -19,7 +19,7 @@ _OVER = r"(?: ?/ ?[0-9]{1,9}(?![0-9/]))?"
 _ANY_VALUE = re.compile(_VALUE)
 _FRACTION_OR_VALUE = re.compile(_VALUE + _OVER)
 _MARKED_VALUE = re.compile(rf"####[ \t*:=$]*({_VALUE}{_OVER})(?!\.[ \t]+[A-Za-z])")  # "#### 1. Add them" is a heading
-_MARKED_EQUATION = re.compile(rf"####[-+*/×÷x().,:$\d \t%=]*=[ \t*]*({_VALUE})")  # #### 6 * 7 = 42
+_MARKED_EQUATION = re.compile(rf"####(?:[-+*/×÷x().,:$\d \t%=]|of )*=[ \t*]*({_VALUE})(?![.,]?\d|[ \t]*[-+*/×÷x][ \t]*[$\d])")  # 6 * 7 = 42
 _HALVES = {"½": ".5", "¼": ".25", "¾": ".75"}
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!:; ]|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _UNIT_POWER = re.compile(r"(?<=[A-Za-z}])(?:\^ ?(?:\{\d\}|\d)|[²³])|(?<=\b[cdkm]m)[23]\b|(?<=\bm)[23]\b")  # cm², m^2, \text{m}^{2}
