@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fullband.config import PythonStdlibSource
-from fullband.data.sources import build_source
+from fullband.data.build import build_source
 
 
 def held_out_documents() -> list[str]:

@@ -10,7 +10,7 @@ import torch
 
 from cli.commands import Trained, fullband, refused
 from fullband.config import TrunkConfig
-from fullband.data.program_tokenizer import ProgramTokenizer
+from fullband.data.tokenizers import ProgramTokenizer
 from fullband.model import FullBandModel
 
 pytest.importorskip("sklearn")

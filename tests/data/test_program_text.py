@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fullband.config import ProgramTextSource
+from fullband.data.build import build_source
 from fullband.data.program_text import BITS, STATUS, ProgramText, completion, memory, registers
-from fullband.data.sources import build_source
 from fullband.data.tokenizers import load_tokenizer
 
 

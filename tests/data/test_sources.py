@@ -12,7 +12,7 @@ import pytest
 from fullband.config import DataConfig, HuggingFaceSource, PythonStdlibSource
 from fullband.data import build_loader
 from fullband.data.huggingface import HuggingFace
-from fullband.data.sources import PythonStdlib
+from fullband.data.python_stdlib import PythonStdlib
 
 
 def test_the_standard_library_is_sorted_text_without_tests() -> None:

@@ -12,7 +12,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from fullband.data import Tokenizer, build_task, load_tokenizer
 from fullband.data.tasks import TaskSource
-from fullband.data.tokenizers import SAVED_AS, ByteTokenizer, TaskTokenizer
+from fullband.data.tokenizer import SAVED_AS
+from fullband.data.tokenizers import ByteTokenizer, TaskTokenizer
 
 TEXT = "Añb → 🙂 <|endoftext|> the end\n\tof it, 数学 e\u0301."
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fullband.config import TrunkConfig
-from fullband.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from fullband.data.tokenizer import Tokenizer
+from fullband.data.tokenizers import ByteTokenizer, load_tokenizer
 from fullband.decode import TextCompletion, generate, generate_text, generate_texts, stream_texts
 from fullband.decode.stops import StopFilter
 from fullband.model import FullBandModel

@@ -14,7 +14,7 @@ import torch
 
 from fullband.config import Recipe, load_recipe, parse
 from fullband.data.batch import Document
-from fullband.data.loader import build_loader
+from fullband.data.build import build_loader
 from fullband.diagnose import diagnose, judge, rows_of_documents, rows_of_task, trace_passes
 from fullband.diagnose.diagnosis import Settings
 from fullband.feedback.passes import read_exact

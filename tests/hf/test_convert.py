@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 import fullband
 from fullband.config import TrunkConfig
-from fullband.data.tokenizers import ByteTokenizer, TaskTokenizer, Tokenizer, load_tokenizer
+from fullband.data.tokenizer import Tokenizer
+from fullband.data.tokenizers import ByteTokenizer, TaskTokenizer, load_tokenizer
 from fullband.decode import generate
 from fullband.feedback.passes import read
 from fullband.hf import FullBandForCausalLM

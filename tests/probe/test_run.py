@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fullband.config import TrunkConfig
-from fullband.data.program_tokenizer import ProgramTokenizer
+from fullband.data.tokenizers import ProgramTokenizer
 from fullband.model import FullBandModel
 from fullband.probe.run import plan_probe, run_probe
 

@@ -10,7 +10,7 @@ import torch
 
 from fullband.config import Recipe
 from fullband.data.batch import IGNORE
-from fullband.data.loader import build_loader
+from fullband.data.build import build_loader
 from fullband.training import train
 from fullband.training.metrics import read_metrics
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullband.config import Recipe
-from fullband.data.loader import build_loader
+from fullband.data.build import build_loader
 from fullband.feedback.loss import IGNORE, token_losses
 from fullband.feedback.passes import read
 from fullband.feedback.schedule import PassSchedule

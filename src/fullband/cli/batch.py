@@ -22,7 +22,7 @@ from fullband.decode.generate import NewText
 from fullband.decode.speculate import SpeculationReport
 
 if TYPE_CHECKING:
-    from fullband.data.tokenizers import Tokenizer
+    from fullband.data.tokenizer import Tokenizer
     from fullband.loading import LoadedModel
 
 LINES_EVERY = 10.0  # seconds between lines of progress where there is no terminal

@@ -17,7 +17,7 @@ from fullband.decode.steps import TokenStream, stream, stream_from
 from fullband.decode.stops import check_stop_strings
 
 if TYPE_CHECKING:
-    from fullband.data.tokenizers import Tokenizer
+    from fullband.data.tokenizer import Tokenizer
     from fullband.feedback.converged import ConvergedReport
     from fullband.loading import LoadedModel
 

@@ -12,7 +12,7 @@ from fullband.data.chat_template import ChatTemplate, Message
 from fullband.decode.modes import Mode
 
 if TYPE_CHECKING:
-    from fullband.data.tokenizers import Tokenizer
+    from fullband.data.tokenizer import Tokenizer
     from fullband.loading import LoadedModel
 
 

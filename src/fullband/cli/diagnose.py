@@ -14,7 +14,7 @@ from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model
 
 if TYPE_CHECKING:
     from fullband.data.batch import Batch
-    from fullband.data.tokenizers import Tokenizer
+    from fullband.data.tokenizer import Tokenizer
     from fullband.diagnose import Diagnosis
 
 EXAMPLES = """Examples:

@@ -11,7 +11,7 @@ from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model, 
 
 if TYPE_CHECKING:
     from fullband.data.batch import Document
-    from fullband.data.tokenizers import Tokenizer
+    from fullband.data.tokenizer import Tokenizer
     from fullband.evaluate import LossReport
 
 EXAMPLES = """Examples:
@@ -119,7 +119,7 @@ def text_documents(paths: list[str], tokenizer: Tokenizer, limit: int) -> tuple[
 def recipe_documents(path: Path | None, folder: Path, tokenizer: Tokenizer, limit: int) -> tuple[str, list[Document]]:
     """(what they are, documents that a recipe holds out): by default of the recipe beside the model's run."""
     from fullband.config import load_recipe
-    from fullband.data.loader import build_loader
+    from fullband.data.build import build_loader
 
     own = folder.parent.parent / "recipe.yaml"
     if path is None and not own.is_file():

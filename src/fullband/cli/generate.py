@@ -13,7 +13,7 @@ from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model, 
 if TYPE_CHECKING:
     from fullband.cli.completions import Completing, Request
     from fullband.cli.prompts import Prompt
-    from fullband.data.tokenizers import Tokenizer
+    from fullband.data.tokenizer import Tokenizer
     from fullband.decode.options import Settings
     from fullband.decode.speculate import Speculation
     from fullband.loading import LoadedModel

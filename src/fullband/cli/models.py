@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from fullband.config import FeedbackPasses
-    from fullband.data.tokenizers import Tokenizer
+    from fullband.data.tokenizer import Tokenizer
     from fullband.loading import LoadedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

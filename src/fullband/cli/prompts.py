@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fullband.data.tokenizers import Tokenizer
+    from fullband.data.tokenizer import Tokenizer
     from fullband.decode.options import GenerateOptions
     from fullband.trunk.protocol import Trunk
 

@@ -68,7 +68,7 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
     import torch
 
     from fullband.cli.describe import describe_converted, describe_model, describe_run
-    from fullband.data.loader import build_loader
+    from fullband.data.build import build_loader
     from fullband.model import FullBandModel
     from fullband.optim.groups import describe_groups, parameter_groups
     from fullband.training.checks import check_run, check_run_folder

@@ -1,10 +1,12 @@
 """Data: built-in tasks, text sources, tokenizers, packing, and loaders with exact state."""
 
 from fullband.data.batch import IGNORE, PADDING, Batch, Document, stack
-from fullband.data.loader import Loader, TaskLoader, TextLoader, build_loader
+from fullband.data.build import build_loader
+from fullband.data.loader import Loader, TaskLoader, TextLoader
 from fullband.data.packing import pack_documents
 from fullband.data.tasks import Task, build_task
-from fullband.data.tokenizers import Tokenizer, load_tokenizer
+from fullband.data.tokenizer import Tokenizer
+from fullband.data.tokenizers import load_tokenizer
 
 __all__ = [
     "IGNORE",

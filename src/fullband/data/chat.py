@@ -28,7 +28,7 @@ from fullband.data.files import Files
 from fullband.data.huggingface import HuggingFace
 from fullband.data.records import MESSAGE_KEYS, RecordReader, conversations_in
 from fullband.data.sources import TextSource
-from fullband.data.tokenizers import Tokenizer
+from fullband.data.tokenizer import Tokenizer
 
 ROLES = ("system", "user", "assistant")
 SHAREGPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}  # its names of roles

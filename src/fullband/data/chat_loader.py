@@ -17,7 +17,8 @@ from fullband.data.chat_template import TEMPLATE_FILE
 from fullband.data.loader import SourceLoader
 from fullband.data.stream import ItemStream, NoDocumentsError
 from fullband.data.tasks import Split
-from fullband.data.tokenizers import Tokenizer, newest_of
+from fullband.data.tokenizer import Tokenizer
+from fullband.data.tokenizers import newest_of
 from fullband.files import write_bytes
 
 COUNTED = 256  # conversations that are looked at for answers that are too long

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fullband.config import ChatSource, DataConfig, TaskSource
 from fullband.data.batch import Batch, Document
 from fullband.data.packing import as_document, one_a_row, pack, pack_documents, pieces_of
-from fullband.data.sources import TextSource, build_source
+from fullband.data.sources import TextSource
 from fullband.data.stream import DocumentStream, NoDocumentsError, TokenStream
-from fullband.data.tasks import Task, build_task
-from fullband.data.tokenizers import TaskTokenizer, Tokenizer, load_tokenizer
+from fullband.data.tasks import Task
+from fullband.data.tokenizer import Tokenizer
+from fullband.data.tokenizers import TaskTokenizer
 
 VALIDATION_CHARACTERS = 4_000_000  # held-out text that is looked at, at most
 VALIDATION_DOCUMENTS = 4096
@@ -201,19 +201,3 @@ class TextLoader(SourceLoader):
 
     def validation_documents(self, limit: int) -> list[Document]:
         return [as_document(tokens) for tokens in self._held_out[:limit]]
-
-
-def build_loader(config: DataConfig, seed: int, batch_rows: int, rank: int = 0, world: int = 1) -> Loader:
-    """The loader of a recipe's `data`; a task brings its own tokenizer.
-
-    Raises ValueError, in one line, for missing or empty files, packages, tokenizers, and a batch that ranks can't share.
-    """
-    if isinstance(config.source, TaskSource):
-        return TaskLoader(build_task(config.source), config.length, seed, batch_rows, rank, world)
-    tokenizer = load_tokenizer("bytes" if config.tokenizer == "auto" else config.tokenizer)
-    if isinstance(config.source, ChatSource):
-        from fullband.data.chat_loader import ChatLoader
-
-        return ChatLoader(config, config.source, tokenizer, seed, batch_rows, rank, world)
-    source = build_source(config.source)
-    return TextLoader(source, tokenizer, config.length, seed, batch_rows, config.shuffle_documents, rank, world, config.packing)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fullband.data.optional import optional
-from fullband.data.tokenizers import BytesOfIds, Tokenizer
+from fullband.data.tokenizer import BytesOfIds, Tokenizer
 
 # A chat tokenizer's eos ends a turn (<|im_end|>), and the text it was pretrained on ends with another token: that one comes first.
 _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")

@@ -1,184 +1,27 @@
-"""Text to ids and back. `load_tokenizer` finds one by name or path; `save` puts it into a model folder, from which the same call loads it.
-
-`encode` adds nothing: its ids can stand anywhere. `begin` is for a text that stands at the beginning of a row (a prompt, a document, a
-rendered conversation): it puts the tokenizer's own beginning of sequence before it, once, also where the text has it written out. So a
-document is its beginning, its ids and one end-of-document id; only the tokenizer knows which of the two marks it has. Special
-tokens written out in a text ("<|endoftext|>") become their ids, which is what a chat prompt needs.
-Ids that stand for no text (padding of the vocabulary, the byte tokenizer's end of document) decode to nothing.
-"""
+"""The tokenizers that there are: bytes, words of programs, names of a task's elements, and others' (`subword`), by name or path."""
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
-from abc import ABC, abstractmethod
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fullband.data.subword import HuggingFaceTokenizer, TiktokenTokenizer
+from fullband.data.tokenizer import SAVED_AS, BytesOfIds, TextStream, Tokenizer
 from fullband.run_folder import CHECKPOINTS, newest_checkpoint
 
-SAVED_AS = "fullband_tokenizer.json"
-BEFORE = 8  # ids that say how the next one is decoded: whether a word stands there
-LONGEST_CHARACTER = 4  # bytes of UTF-8
-
-
-class Tokenizer(ABC):
-    """What the rest of the library knows of a tokenizer.
-
-    name             the same for equal tokenizers, different for different ones
-    vocab_size       ids are 0..vocab_size-1
-    end_of_document  id that ends every document, or None if the tokenizer has none
-    stops            ids at which generation ends (end_of_document, and a chat tokenizer's end of turn)
-    special          ids that are marks, not text
-    lead             ids that its makers put before every text (a beginning of sequence): what `begin` adds and `encode` does not
-    """
-
-    name: str
-    vocab_size: int
-    end_of_document: int | None
-    stops: frozenset[int]
-    special: frozenset[int] = frozenset()
-    lead: tuple[int, ...] = ()
-
-    @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text; adds nothing before or after it."""
-
-    @abstractmethod
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD."""
-
-    @abstractmethod
-    def description(self) -> dict[str, Any]:
-        """What `load_tokenizer` needs to make this tokenizer again, as JSON."""
-
-    def begin(self, text: str) -> list[int]:
-        """Ids of a text at the beginning of a row: `lead` stands before it once, whether or not the text has it written out."""
-        return self._begun(self.encode(text))
-
-    def follow(self, before: str, text: str) -> list[int]:
-        """Ids of `text` behind `before`. Some tokenizers put a space before the first word that they encode: not before this one."""
-        for context in (before, "\n"):  # the line break: for a token that would span the border, which is a border for the model too
-            head, whole = self.encode(context), self.encode(context + text)
-            if whole[: len(head)] == head:
-                return whole[len(head) :]
-        return self.encode(text)
-
-    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int64 [N] per text, `lead` and end of document included."""
-        return [self._ended(self.begin(text)) for text in texts]
-
-    def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """A decoder for ids that arrive one by one after the ids `before`."""
-        return TextStream(self, before)
-
-    def decode_behind(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """The text that `ids` add after the ids `before`, with the space that decoding them alone may lose."""
-        return self.stream(before).whole(ids)
-
-    def save(self, folder: str | Path) -> None:
-        """Write the tokenizer into a model folder."""
-        text = json.dumps(self.description(), indent=2, ensure_ascii=False)
-        (Path(folder) / SAVED_AS).write_text(text + "\n", encoding="utf-8")
-
-    def _begun(self, ids: list[int]) -> list[int]:
-        return ids if tuple(ids[: len(self.lead)]) == self.lead else [*self.lead, *ids]
-
-    def _ended(self, ids: Sequence[int]) -> np.ndarray:
-        return np.array(ids if self.end_of_document is None else [*ids, self.end_of_document], dtype=np.int64)
-
-
-class TextStream:
-    """Streaming decoder: `push` returns the characters that became whole, `finish` what is left (U+FFFD for broken bytes).
-
-    All that is returned, joined, is what the ids add to the text of those `before`. Decoding only a window of ids keeps the cost per token
-    constant; the window keeps the ids of the last text given out, because some tokenizers drop the space before the first word they decode.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        lead = len(tokenizer.lead)
-        text = list(before)[lead if tuple(before[:lead]) == tokenizer.lead else 0 :]  # a beginning of sequence is no text to stand behind
-        self._window, self._context, self._given = self._behind(text[-BEFORE - LONGEST_CHARACTER :])
-
-    def _behind(self, ids: list[int]) -> tuple[list[int], int, str]:
-        """(the ids to decode new ones with, how many of them are whole characters, the text of those, which is out already).
-
-        Both ends matter: a byte fallback makes nothing but U+FFFD of bytes in a row that begin or end inside a character."""
-        for behind in range(min(LONGEST_CHARACTER, len(ids) + 1)):  # bytes of a character that the ids leave unfinished
-            for first in range(max(0, len(ids) - BEFORE - LONGEST_CHARACTER), max(1, len(ids) - BEFORE + 1)):
-                whole = ids[first : len(ids) - behind]
-                text = self._tokenizer.decode(whole)
-                if not whole or (text.strip("\ufffd") == text):
-                    return ids[first:], len(whole), text if whole else ""
-        window = ids[-BEFORE:]
-        return window, len(window), self._tokenizer.decode(window).rstrip("\ufffd")
-
-    def push(self, token: int) -> str:
-        self._window.append(token)
-        added = self._added()
-        new = added.rstrip("\ufffd")  # the last bytes may be the beginning of a character
-        self._given += new
-        if new and new == added:
-            self._window = self._window[self._context :]
-            self._context = len(self._window)
-            self._given = self._tokenizer.decode(self._window)
-        return new
-
-    def finish(self) -> str:
-        """The rest, U+FFFD for broken bytes."""
-        return self.whole(())
-
-    def whole(self, ids: Sequence[int]) -> str:
-        """What these ids and those before them still add: the last ones."""
-        self._window += ids
-        rest = self._added()
-        self._window, self._given, self._context = [], "", 0
-        return rest
-
-    def _added(self) -> str:
-        text = self._tokenizer.decode(self._window)
-        if text.startswith(self._given):
-            return text[len(self._given) :]
-        # Of bytes that are not UTF-8 a byte fallback makes U+FFFD, and of the whole characters in bytes before them, too: those are out.
-        self._window, self._given, self._context = self._window[self._context :], "", 0
-        return self._tokenizer.decode(self._window)
-
-
-class ByteStream(TextStream):
-    """Streaming decoder of tokenizers that know the bytes of every id: exact, and constant work per id."""
-
-    def __init__(self, tokenizer: BytesOfIds, before: Sequence[int] = ()) -> None:
-        super().__init__(tokenizer)
-        self._bytes_of = tokenizer.bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoder.decode(b"".join(map(self._bytes_of, before[-LONGEST_CHARACTER:])))  # which may end inside a character
-
-    def push(self, token: int) -> str:
-        return self._decoder.decode(self._bytes_of(token))
-
-    def whole(self, ids: Sequence[int]) -> str:
-        rest = self._decoder.decode(b"".join(map(self._bytes_of, ids)), final=True)
-        self._decoder.reset()
-        return rest
-
-
-class BytesOfIds(Tokenizer):
-    """A tokenizer whose ids are byte strings."""
-
-    @abstractmethod
-    def bytes_of(self, token: int) -> bytes:
-        """Bytes of one id; empty for an id without text."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(self.bytes_of(token) for token in ids).decode("utf-8", errors="replace")
-
-    def stream(self, before: Sequence[int] = ()) -> TextStream:
-        return ByteStream(self, before)
+_PIECES = re.compile(r" ?[^\W\d_]+|[0-9]{1,3}| ?[^\s\w]+|\s|\w")
+_WORDS = [
+    *("required", "completed", "scratch", "state", "query", "Status", "Value", "r"),
+    *(" r", " final", " state", " more", " done", " zero", " one"),
+    *(" =", " +=", " ^=", ":", "#"),
+    *map(str, range(10, 100)),
+]
 
 
 class ByteTokenizer(BytesOfIds):
@@ -201,6 +44,37 @@ class ByteTokenizer(BytesOfIds):
 
     def description(self) -> dict[str, Any]:
         return {"kind": "bytes"}
+
+
+class ProgramTokenizer(BytesOfIds):
+    """Bytes (ids 0..255), an end of document (256), and the words of `program_text`; other text is written in bytes.
+
+    It cuts text where the paper's tokenizer (cl100k) does, so App. F's inputs have the paper's token counts: letters with the space before
+    them, signs with the space before them, numbers of up to three digits, single newlines.
+    """
+
+    name = "program"
+    end_of_document = 256
+    stops = frozenset({256})
+    vocab_size = 257 + len(_WORDS)
+
+    def __init__(self) -> None:
+        self._ids = {word: 257 + number for number, word in enumerate(_WORDS)}
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for piece in _PIECES.findall(text):
+            known = self._ids.get(piece)
+            ids += piece.encode("utf-8", errors="replace") if known is None else [known]
+        return ids
+
+    def bytes_of(self, token: int) -> bytes:
+        if token < 256:
+            return bytes([token])
+        return _WORDS[token - 257].encode() if 257 <= token < self.vocab_size else b""
+
+    def description(self) -> dict[str, Any]:
+        return {"kind": "program"}
 
 
 class TaskTokenizer(Tokenizer):
@@ -238,9 +112,6 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 
     Raises ValueError for a name or path that isn't one, and for files that can't be read.
     """
-    from fullband.data import subword
-    from fullband.data.program_tokenizer import ProgramTokenizer
-
     text = os.path.expanduser(name)
     path = newest_of(Path(text))
     if text == "bytes":
@@ -248,13 +119,13 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     if text == "program":
         return ProgramTokenizer()
     if text.startswith("tiktoken:"):
-        return subword.TiktokenTokenizer(text.removeprefix("tiktoken:"))
+        return TiktokenTokenizer(text.removeprefix("tiktoken:"))
     if (path / SAVED_AS).is_file():
         return _described(_read_json(path / SAVED_AS), path)
     if (path / "tokenizer.json").is_file():
-        return subword.HuggingFaceTokenizer(path / "tokenizer.json")
+        return HuggingFaceTokenizer(path / "tokenizer.json")
     if path.is_file():
-        return subword.HuggingFaceTokenizer(path)
+        return HuggingFaceTokenizer(path)
     if path.is_dir():
         raise ValueError(f"{path}: no tokenizer in this folder (neither {SAVED_AS} nor tokenizer.json)")
     raise ValueError(f"{text}: no such tokenizer; give bytes, program, tiktoken:NAME, or the path of a tokenizer.json or of its folder")
@@ -266,9 +137,6 @@ def newest_of(folder: Path) -> Path:
 
 
 def _described(description: dict[str, Any], folder: Path) -> Tokenizer:
-    from fullband.data import subword
-    from fullband.data.program_tokenizer import ProgramTokenizer
-
     try:
         kind = description["kind"]
         if kind == "bytes":
@@ -278,10 +146,10 @@ def _described(description: dict[str, Any], folder: Path) -> Tokenizer:
         if kind == "task":
             return TaskTokenizer(description["task"], description["names"])
         if kind == "tiktoken":
-            return subword.TiktokenTokenizer(description["name"])
+            return TiktokenTokenizer(description["name"])
         if kind == "huggingface":
             stops = description["stops"]
-            return subword.HuggingFaceTokenizer(folder / "tokenizer.json", description["end_of_document"], frozenset(stops))
+            return HuggingFaceTokenizer(folder / "tokenizer.json", description["end_of_document"], frozenset(stops))
     except (KeyError, TypeError):
         kind = None
     raise ValueError(f"{folder / SAVED_AS}: not a tokenizer description this version can read (kind {kind})")

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Unpack
 
 from fullband.config import FeedbackPasses
-from fullband.data.tokenizers import Tokenizer
+from fullband.data.tokenizer import Tokenizer
 from fullband.decode.generate import NewText, stream_texts
 from fullband.decode.modes import Mode, ModeName, resolve_mode
 from fullband.decode.options import Settings

@@ -9,7 +9,7 @@ from typing import Unpack
 from torch import Tensor
 
 from fullband.config import FeedbackPasses
-from fullband.data.tokenizers import Tokenizer
+from fullband.data.tokenizer import Tokenizer
 from fullband.decode.options import Settings
 from fullband.decode.prompts import TokenLists
 from fullband.decode.steps import FinishReason, TokenStream, stream

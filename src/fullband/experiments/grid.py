@@ -10,7 +10,7 @@ from typing import Any
 
 from fullband.config import Recipe, TrunkConfig, parse, set_key
 from fullband.costs import RunCost, pass_mixture, run_cost
-from fullband.data.loader import build_loader
+from fullband.data.build import build_loader
 from fullband.experiments.config import Cell, EqualTo, Experiment
 from fullband.presets import resolve_schedule, resolve_trunk
 from fullband.training.models import compiled_feedback

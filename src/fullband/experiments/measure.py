@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fullband.config import Control, FeedbackPasses, Recipe, TaskSource
-from fullband.data.loader import build_loader
+from fullband.data.build import build_loader
 from fullband.data.tasks import build_task
 from fullband.data.tokenizers import load_tokenizer
 from fullband.diagnose import judge, rows_of_documents, trace_passes

@@ -18,7 +18,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from fullband.config import FilesSource
 from fullband.data.files import Files
-from fullband.data.tokenizers import Tokenizer, load_tokenizer
+from fullband.data.tokenizer import Tokenizer
+from fullband.data.tokenizers import load_tokenizer
 from fullband.feedback.passes import read
 from fullband.files import new_folder
 from fullband.hf import card

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from fullband.data.subword import HuggingFaceTokenizer
-from fullband.data.tokenizers import ByteTokenizer, TaskTokenizer, Tokenizer
+from fullband.data.tokenizer import Tokenizer
+from fullband.data.tokenizers import ByteTokenizer, TaskTokenizer
 
 END = "<|end_of_document|>"
 PAD = "<|padding|>"

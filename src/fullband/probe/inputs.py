@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
-from fullband.data.tokenizers import TaskTokenizer, Tokenizer
+from fullband.data.tokenizer import Tokenizer
+from fullband.data.tokenizers import TaskTokenizer
 from fullband.probe.examples import Setting
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullband.data.tokenizers import Tokenizer
+from fullband.data.tokenizer import Tokenizer
 from fullband.feedback.passes import FeedbackModel, check_length
 from fullband.probe.classifier import fit, folds, shuffled
 from fullband.probe.examples import TASKS, Setting, Task, build_settings

@@ -15,7 +15,8 @@ from torch import nn
 
 from fullband.config import Recipe
 from fullband.data.batch import Batch
-from fullband.data.loader import Loader, build_loader
+from fullband.data.build import build_loader
+from fullband.data.loader import Loader
 from fullband.feedback.schedule import PassSchedule
 from fullband.files import TRAINING, read_tensors, write_bytes
 from fullband.loading import LoadedModel

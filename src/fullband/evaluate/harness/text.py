@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fullband.data.chat_template import ChatTemplate, load_chat_template
-from fullband.data.tokenizers import Tokenizer, load_tokenizer
+from fullband.data.tokenizer import Tokenizer
+from fullband.data.tokenizers import load_tokenizer
 
 
 class HarnessText:
