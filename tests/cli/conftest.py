@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cli.commands import Trained, fullband, write_recipe
+from drawing import undrawn
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -20,6 +21,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def pictures_are_not_drawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """But where a test is marked `drawn`. Fixtures that tests share draw as users see it, unless they say otherwise."""
+    if "drawn" in request.keywords:
+        yield
+    else:
+        with undrawn():
+            yield
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ class Loads(HTMLParser):
         self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
 
 
+@pytest.mark.drawn
 def test_figures_and_page(task_run: Trained, tmp_path: Path) -> None:
     from matplotlib.image import imread
 

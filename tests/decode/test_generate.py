@@ -16,7 +16,7 @@ from reference.decoding import reference_greedy
 def test_greedy_equals_full_recomputation(model: FullBandModel, mode: str, passes: int | str | None) -> None:
     prompts = random_prompts([1, 8, 17])
     resolved = resolve_mode(mode, passes)
-    expected = [reference_greedy(model, prompt, 9, resolved.feedback_passes, resolved.feeds_back) for prompt in prompts]
+    expected = reference_greedy(model, prompts, 9, resolved.feedback_passes, resolved.feeds_back)
     for chunk in (None, 5):
         made = generate(model, prompts, mode, passes, max_new_tokens=9, chunk=chunk)
         assert [row.tokens for row in made] == expected

@@ -10,7 +10,7 @@ from decode.cases import WINDOW, padded, random_prompts
 from fullband.decode import Mode, prefill, resolve_mode, step
 from fullband.feedback.state import DecodeState
 from fullband.model import FullBandModel
-from reference.decoding import reference_tops
+from reference.decoding import reference_rows
 
 MODES = [resolve_mode("standard"), resolve_mode("soft"), resolve_mode("fused"), resolve_mode("fused", 3), resolve_mode("fused", "exact")]
 NEW = 2 * WINDOW  # decoded tokens: every key of the window is replaced twice
@@ -22,9 +22,9 @@ def assert_equal(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-def reference(model: FullBandModel, mode: Mode, prompt: list[int], new: list[int]) -> Tensor:
-    """[1 + new, D]"""
-    return torch.stack(reference_tops(model, prompt, new, mode.feedback_passes, mode.feeds_back))
+def reference(model: FullBandModel, mode: Mode, prompts: list[list[int]], new: list[list[int]]) -> Tensor:
+    """[B, 1 + N, D]"""
+    return reference_rows(model, prompts, new, mode.feedback_passes, mode.feeds_back)
 
 
 def decode(model: FullBandModel, mode: Mode, state: DecodeState, new_BN: Tensor) -> Tensor:
@@ -40,12 +40,17 @@ def decode(model: FullBandModel, mode: Mode, state: DecodeState, new_BN: Tensor)
 @pytest.mark.parametrize("lengths", [[1], [5, 5], [1, WINDOW, 18], [13, 2 * WINDOW]], ids=str)
 def test_prefill_and_steps_equal_full_recomputation(model: FullBandModel, mode: Mode, lengths: list[int]) -> None:
     prompts, new = random_prompts(lengths), random_prompts([NEW] * len(lengths), seed=1)
-    expected = torch.stack([reference(model, mode, prompt, row) for prompt, row in zip(prompts, new, strict=True)])
-    for chunk in (None, 1, 2, 7):
-        assert_equal(decode(model, mode, prefill(model, prompts, mode.feedback_passes, chunk), torch.tensor(new)), expected)
+    expected = reference(model, mode, prompts, new)
+    new_BN = torch.tensor(new)
+    assert_equal(decode(model, mode, prefill(model, prompts, mode.feedback_passes), new_BN), expected)
+    few = WINDOW + 1  # enough for the prompt's keys to leave the window
+    for chunk in (1, 2, 7):
+        made = decode(model, mode, prefill(model, prompts, mode.feedback_passes, chunk), new_BN[:, :few])
+        assert_equal(made, expected[:, : 1 + few])
     for side in ("left", "right"):
         tokens, mask = padded(prompts, side)
-        assert_equal(decode(model, mode, prefill(model, tokens, mode.feedback_passes, mask=mask), torch.tensor(new)), expected)
+        made = decode(model, mode, prefill(model, tokens, mode.feedback_passes, mask=mask), new_BN[:, :few])
+        assert_equal(made, expected[:, : 1 + few])
 
 
 @every_mode
@@ -56,8 +61,9 @@ def test_forks_repeats_and_reordered_rows(model: FullBandModel, mode: Mode, leng
     for token in before:
         state = step(model, state, torch.tensor([token, token]), mode)
 
-    def expected(row: int, after: list[int]) -> Tensor:
-        return reference(model, mode, prompts[row], before + after)[len(before) :]
+    rows = [(row, side) for row in (0, 1) for side in (0, 1)]
+    texts = [before + (left, right)[side] for _, side in rows]
+    expected = dict(zip(rows, reference(model, mode, [prompts[row] for row, _ in rows], texts)[:, len(before) :], strict=True))
 
     # two continuations of one state, taken in turns: neither may write into the other's keys
     states = [state.fork(), state.fork()]
@@ -66,17 +72,28 @@ def test_forks_repeats_and_reordered_rows(model: FullBandModel, mode: Mode, leng
         for branch, token in enumerate(tokens):
             states[branch] = step(model, states[branch], torch.tensor([token, token]), mode)
             tops[branch].append(states[branch].top_BD)
-    for branch, after in enumerate((left, right)):
-        for row in range(2):
-            assert_equal(torch.stack(tops[branch])[:, row], expected(row, after)[1:])
+    for branch in (0, 1):
+        for row in (0, 1):
+            assert_equal(torch.stack(tops[branch])[:, row], expected[row, branch][1:])
 
-    new = torch.tensor([left, right, right, left])
+    sides = (0, 1, 1, 0)
+    new = torch.tensor([(left, right)[side] for side in sides])
     chosen = decode(model, mode, state.repeat(2), new)
-    for row, after in enumerate(new.tolist()):
-        assert_equal(chosen[row], expected(row // 2, after))
-    swapped = decode(model, mode, state.select(torch.tensor([1, 0, 1])), new[:3])
-    for row, after in zip((0, 1, 2), new[:3].tolist(), strict=True):
-        assert_equal(swapped[row], expected((1, 0, 1)[row], after))
+    for row, side in enumerate(sides):
+        assert_equal(chosen[row], expected[row // 2, side])
+    order = (1, 0, 1)
+    swapped = decode(model, mode, state.select(torch.tensor(order)), new[:3])
+    for place, row in enumerate(order):
+        assert_equal(swapped[place], expected[row, sides[place]])
+
+
+@every_mode
+def test_the_slow_rows_are_each_as_alone(model: FullBandModel, mode: Mode) -> None:
+    """The reference itself: rows of other lengths beside it change nothing, to the rounding of matrices of another size."""
+    prompts, new = random_prompts([1, 4, 9]), random_prompts([3, 3, 3], seed=1)
+    together = reference(model, mode, prompts, new)
+    for row in range(3):
+        assert_equal(together[row], reference(model, mode, prompts[row : row + 1], new[row : row + 1])[0])
 
 
 @every_mode

@@ -1,26 +1,27 @@
-"""The slow twin of sliding: everything is read anew for every token, and a text that is too long starts again with its last half."""
+"""The slow twin of sliding: everything is run anew for every token, and a text that is too long starts again with its last half."""
 
 from __future__ import annotations
 
-import torch
-
 from fullband.model import FullBandModel
-from reference.decoding import reference_tops
+from reference.decoding import ReferenceRows
 
 
-@torch.no_grad()
 def reference_sliding_greedy(
     model: FullBandModel, prompt: list[int], count: int, feedback_passes: int | str, feeds_back: bool
 ) -> list[int]:
     """The `count` likeliest tokens, one after the other."""
     context = model.trunk.context
-    read_as_prompt, new, made = list(prompt), [], []
+    text, made = list(prompt), []
     if len(prompt) > context:
-        read_as_prompt = prompt[-(context // 2) :]
+        text = prompt[-(context // 2) :]
+    rows = ReferenceRows(model, [text], feedback_passes)
     for _ in range(count):
-        if len(read_as_prompt) + len(new) > context:
-            read_as_prompt, new = (read_as_prompt + new)[-(context // 2) :], []
-        top = reference_tops(model, read_as_prompt, new, feedback_passes, feeds_back)[-1]
-        new.append(int(model.logits(top).argmax()))
-        made.append(new[-1])
+        if len(text) > context:
+            text = text[-(context // 2) :]
+            rows = ReferenceRows(model, [text], feedback_passes)
+        top = rows.tops()
+        made.append(int(model.logits(top).argmax()))
+        text = [*text, made[-1]]
+        if len(text) <= context:
+            rows.append_tokens([made[-1]], top if feeds_back else None)
     return made

@@ -59,7 +59,7 @@ def write_report(folder: Path) -> dict[str, Any]:
     results = write_results(folder)
     pictures = plot_evaluation(results, folder)
     write_bytes(folder / "report.md", markdown(results, pictures).encode())
-    write_bytes(folder / "report.html", page(results).encode())
+    write_bytes(folder / "report.html", page(results, folder, pictures).encode())
     return results
 
 

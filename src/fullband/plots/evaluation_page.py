@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 from string import Template
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from fullband.evaluate.report.markdown import about, answer_text, ending, headline, provenance
 from fullband.evaluate.report.tables import MODES, ReportTable, tables_of
-from fullband.plots.evaluation import plot_evaluation
 from fullband.plots.page import stylesheet
 
 TEMPLATE = Path(__file__).with_name("evaluation_page.html")
@@ -20,25 +18,23 @@ KEYS = {"standard": "standard", "soft": "fused-2", "fused": "fused-16"}
 CODE = ("humaneval", "mbpp")  # benchmarks whose answers are programs
 
 
-def page(results: Mapping[str, Any]) -> str:
+def page(results: Mapping[str, Any], folder: Path, pictures: Mapping[str, str]) -> str:
+    """`pictures` are files of `folder` by what they show, as `plot_evaluation` made them there."""
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         stylesheet=stylesheet(),
         headline=escape(headline(results)),
         about=escape(about(results).replace("`", "")),
-        pictures="\n".join(_pictures(results)),
+        pictures="\n".join(_pictures(folder, pictures)),
         tables="\n".join(_table(table) for table in tables_of(results)),
         traces="\n".join(_traces(results)),
         provenance="\n".join(f"<li>{escape(line)}</li>" for line in provenance(results)),
     )
 
 
-def _pictures(results: Mapping[str, Any]) -> list[str]:
-    with TemporaryDirectory() as folder:
-        made = []
-        for shown, name in plot_evaluation(results, Path(folder)).items():
-            svg = Path(folder, name).read_text(encoding="utf-8")
-            made.append(f'<figure role="img" aria-label="{escape(shown)}">{svg[svg.index("<svg") :]}</figure>')
-        return made
+def _pictures(folder: Path, pictures: Mapping[str, str]) -> Iterator[str]:
+    for shown, name in pictures.items():
+        svg = (folder / name).read_text(encoding="utf-8")
+        yield f'<figure role="img" aria-label="{escape(shown)}">{svg[svg.index("<svg") :]}</figure>'
 
 
 def _table(table: ReportTable) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from drawing import undrawn
 from fullband.evaluate.generative.problems import TASKS
 from fullband.evaluate.plan import Plan, check_folder, start
 from fullband.evaluate.report.compare import compare_runs
@@ -83,7 +84,8 @@ def test_the_baseline_has_its_line_in_the_papers_tables(tmp_path: Path) -> None:
     tables = {table.title: table for table in tables_of(write_results(tmp_path))}
     assert tables["Table 2 of the paper, and here"].rows[-1] == ["here: baseline", *["50.0 ± 3.5"] * 5, "50.0 ± 1.6"]
     assert tables["Table 1 of the paper, and here"].rows[-1] == ["here: baseline", "0.0 ± 0.0", "0.0 ± 0.0"]
-    assert set(plot_evaluation(write_results(tmp_path), tmp_path).values()) == {"figure-4.svg", "figure-5.svg", "figure-6.svg"}
+    with undrawn():
+        assert set(plot_evaluation(write_results(tmp_path), tmp_path).values()) == {"figure-4.svg", "figure-5.svg", "figure-6.svg"}
 
 
 @pytest.mark.shared_data
@@ -105,7 +107,7 @@ def test_small_tables_are_headed_smoke_test(tmp_path: Path, documents: int, smok
     assert results["smoke_test"] is smoke
     assert all(table.title.startswith("Smoke test: ") is smoke for table in tables_of(results))
     assert ("Smoke test: " in markdown(results)) is smoke
-    assert ("<h1>Smoke test: models/mine" in page(results)) is smoke
+    assert ("<h1>Smoke test: models/mine" in page(results, tmp_path, {})) is smoke
 
 
 def test_a_results_file_alone_gives_the_same_report(tmp_path: Path) -> None:
@@ -114,18 +116,20 @@ def test_a_results_file_alone_gives_the_same_report(tmp_path: Path) -> None:
     (tmp_path / "published").mkdir()
     shutil.copy(tmp_path / "run" / "results.json", tmp_path / "published")
     published = write_results(tmp_path / "published")
-    assert markdown(published) == markdown(results) and page(published) == page(results)
+    assert markdown(published) == markdown(results) and page(published, tmp_path, {}) == page(results, tmp_path, {})
 
 
 @pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
 def test_published_reports_are_those_of_the_published_results(folder: Path, tmp_path: Path) -> None:
     """But for the strokes of the pictures, which are matplotlib's."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    pictures = plot_evaluation(results, tmp_path)
+    with undrawn():
+        pictures = plot_evaluation(results, tmp_path)
     assert sorted(path.name for path in folder.glob("*.svg")) == sorted(pictures.values())
     assert (folder / "report.md").read_text(encoding="utf-8") == markdown(results, pictures)
     drawn, published = (
-        re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL) for html in (page(results), (folder / "report.html").read_text("utf-8"))
+        re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL)
+        for html in (page(results, tmp_path, pictures), (folder / "report.html").read_text("utf-8"))
     )
     assert drawn == published
 
@@ -181,10 +185,11 @@ def test_runs_are_compared_on_what_both_were_asked(tmp_path: Path) -> None:
 def test_text_of_a_model_is_shown_as_it_is(tmp_path: Path) -> None:
     write_run(tmp_path, 3)
     results = write_results(tmp_path)
-    assert "&lt;soft&gt; `x` | y" in page(results) and "<soft>" not in page(results)
+    html = page(results, tmp_path, {})
+    assert "&lt;soft&gt; `x` | y" in html and "<soft>" not in html
     assert "<soft> `x` | y" in markdown(results)
     assert answer_text({"text": "\n\n  x = 1\n\n"}) == "  x = 1" and answer_text({"text": " \n"}) == "(empty)"
-    assert "2 &lt; gsm8k?" in page(results) and "2 < gsm8k?" in markdown(results)
+    assert "2 &lt; gsm8k?" in html and "2 < gsm8k?" in markdown(results)
 
 
 def test_pictures_show_what_there_is(tmp_path: Path) -> None:
@@ -242,18 +247,21 @@ def test_chance_is_drawn_where_every_task_says_it(tmp_path: Path, monkeypatch: p
     assert results["mean"]["chance"] is None, "these documents are of a version that did not note it"
     levels: list[Any] = []
     monkeypatch.setattr("fullband.plots.evaluation.draw_chance", lambda axes, chance: levels.append(chance))
-    for chance in (None, 0.375):
-        results["mean"]["chance"] = chance
+    with undrawn():
+        for chance in (None, 0.375):
+            results["mean"]["chance"] = chance
+            plot_passes(results, tmp_path / "figure.svg")
+        del results["mean"]["chance"]
         plot_passes(results, tmp_path / "figure.svg")
-    del results["mean"]["chance"]
-    plot_passes(results, tmp_path / "figure.svg")
     assert levels == [None, 37.5, None]
 
 
 def test_pages_scroll_what_is_wide_in_its_own_box(tmp_path: Path) -> None:
     """Tables and pictures in theirs; words without a space, such as hashes and paths, break."""
     write_run(tmp_path, 3)
-    text = page(write_results(tmp_path))
+    results = write_results(tmp_path)
+    with undrawn():
+        text = page(results, tmp_path, plot_evaluation(results, tmp_path))
     assert text.count("<table>") == text.count('<div class="scroll"><table>') > 0
     assert re.search(r"figure \{[^}]*overflow-x: auto", text) and "max-width: 100%" not in text, (
         "pictures keep their own size: their words stay readable"
@@ -263,6 +271,6 @@ def test_pages_scroll_what_is_wide_in_its_own_box(tmp_path: Path) -> None:
 
 def test_programs_are_asked_for_in_a_fixed_width_face() -> None:
     folder = next(folder for folder in PUBLISHED if folder.name == "smollm2-humaneval")
-    text = page(json.loads((folder / "results.json").read_text(encoding="utf-8")))
+    text = page(json.loads((folder / "results.json").read_text(encoding="utf-8")), folder, {})
     assert 'class="question code"' in text and 'class="text code"' in text and 'class="question"' not in text
     assert re.search(r"\.question\.code \{ font-family: ui-monospace", text)

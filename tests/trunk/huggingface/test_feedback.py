@@ -12,16 +12,16 @@ from decode.cases import padded
 from fullband.decode import Mode, Speculation, generate, prefill, resolve_mode, step
 from fullband.feedback.passes import iterate_passes, read
 from fullband.feedback.state import DecodeState
-from reference.decoding import reference_tops
+from reference.decoding import reference_greedy, reference_rows
 from trunk.huggingface.families import DENSE, FAMILIES, HYBRIDS, WINDOW, Converted, assert_near, converted, random_tokens, run_source
 
 T = WINDOW + 3
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-def reference(model: Converted, mode: Mode, prompt: list[int], new: list[int]) -> Tensor:
-    """Top states [1 + new, D] after the prompt and after each new token."""
-    return torch.stack(reference_tops(model, prompt, new, mode.feedback_passes, mode.feeds_back, run_source))
+def reference(model: Converted, mode: Mode, prompts: list[list[int]], new: list[list[int]]) -> Tensor:
+    """Top states [B, 1 + N, D] after the prompts and after each new token."""
+    return reference_rows(model, prompts, new, mode.feedback_passes, mode.feeds_back, run_source)
 
 
 def decode(model: Converted, mode: Mode, state: DecodeState, new_BN: Tensor) -> Tensor:
@@ -38,13 +38,12 @@ def test_law_2_passes_become_the_sequential_recurrence(family: str) -> None:
     model, tokens = converted(family), random_tokens(2, T)
     with torch.no_grad():
         exact = read(model, tokens, "exact")
-        for row, expected in zip(tokens.tolist(), exact, strict=True):
-            tops = [reference(model, resolve_mode("fused", "exact"), row[: t + 1], [])[0] for t in range(T)]
-            assert_near(expected, torch.stack(tops))
+        first, rest = tokens[:, :1].tolist(), tokens[:, 1:].tolist()
+        assert_near(exact, reference(model, resolve_mode("fused", "exact"), first, rest))
         for done, states in enumerate(islice(iterate_passes(model, tokens), T), start=1):
             assert_near(states[:, :done], exact[:, :done])
             assert done == T or (states - exact)[:, done:].abs().max() > 1e-3
-        assert_near(read(model, tokens, 2)[0, -1], reference(model, resolve_mode("fused", 2), tokens[0].tolist(), [])[0])
+        assert_near(read(model, tokens, 2)[0, -1], reference(model, resolve_mode("fused", 2), tokens[:1].tolist(), [[]])[0, 0])
 
 
 @every_family
@@ -59,7 +58,7 @@ def test_decoding_equals_full_recomputation(family: str) -> None:
         (resolve_mode("fused", 2), [1, 7]),
         (resolve_mode("fused", "exact"), [None]),
     ):
-        expected = torch.stack([reference(model, mode, *row) for row in zip(prompts, new.tolist(), strict=True)])
+        expected = reference(model, mode, prompts, new.tolist())
         for chunk in chunks:
             assert_near(decode(model, mode, prefill(model, prompts, mode.feedback_passes, chunk), new), expected)
         side = "right" if mode.name == "soft" else "left"
@@ -112,8 +111,6 @@ def test_greedy_soft_text_is_the_slow_references(family: str) -> None:
     """Law 6 on the way: Soft's first new token is Standard's."""
     model, prompt = converted(family), random_tokens(1, 4)[0].tolist()
     soft = generate(model, [prompt], "soft", max_new_tokens=6, temperature=0.0)[0].tokens
-    new: list[int] = []
-    for _ in range(6):
-        new.append(int(model.logits(reference(model, resolve_mode("soft"), prompt, new)[-1]).argmax()))
+    [new] = reference_greedy(model, [prompt], 6, 0, True, run_source)
     assert soft == new
     assert generate(model, [prompt], "standard", max_new_tokens=1, temperature=0.0)[0].tokens == new[:1]
