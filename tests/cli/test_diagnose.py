@@ -98,7 +98,9 @@ def test_task_by_name(task_run: Trained) -> None:
     assert fullband("diagnose", task_run.folder, *SHORT, "--task", "S3", "--length", "40", "--json").json["trace"]["length"] == 40
     assert "was not trained on the task" in refused("diagnose", task_run.folder, "--task", "A5")
     assert "modulus" in refused("diagnose", task_run.folder, "--task", "modular-x")
-    assert "no such group" in refused("diagnose", task_run.folder, "--task", "sudoku")
+    assert "group: must be one of S3, S4, S5, A4, A5 and Z2 to Z1000, got 'sudoku'" in refused(
+        "diagnose", task_run.folder, "--task", "sudoku"
+    )
 
 
 @pytest.mark.parametrize(
