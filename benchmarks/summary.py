@@ -1,7 +1,7 @@
 """Markdown tables over seeds, from result files that runs have left.
 
 python -m benchmarks.summary quickstart results/quickstart/seed-*/result.json
-python -m benchmarks.summary text results/tiny-text/*/metrics.jsonl
+python -m benchmarks.summary text results/tiny-text/*/metrics.jsonl.gz
 """
 
 from __future__ import annotations

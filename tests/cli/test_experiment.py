@@ -20,6 +20,7 @@ from rich.console import Console
 from cli.commands import fullband, refused
 from experiments.grids import write_grid
 from fullband.files import alone_in
+from fullband.plots.runs import read_run
 
 CELLS = [{"name": "fed"}, {"name": "plain", "set": {"feedback.schedule": "none"}, "equal": {"cell": "fed", "by": "token-equivalent"}}]
 
@@ -43,9 +44,11 @@ def test_the_report(grid: Path) -> None:
     from matplotlib.image import imread
 
     results = grid / "results"
-    assert {path.name for path in results.iterdir()} == {"README.md", "result.json", "summary.png", "summary.svg", "logs"}
-    assert {path.name for path in (results / "logs").iterdir()} == {f"{cell}-seed-{n}" for cell in ("fed", "plain") for n in range(3)}
-    assert {path.name for path in (results / "logs" / "fed-seed-1").iterdir()} == {"recipe.yaml", "metrics.jsonl", "cell.json"}
+    assert {path.name for path in results.iterdir()} == {"README.md", "result.json", "summary.png", "logs"}
+    jobs = {f"{cell}-seed-{n}" for cell in ("fed", "plain") for n in range(3)}
+    assert {path.name for path in (results / "logs").iterdir()} == {"SHA256SUMS", *jobs}
+    assert {path.name for path in (results / "logs" / "fed-seed-1").iterdir()} == {"recipe.yaml", "metrics.jsonl.gz", "cell.json.gz"}
+    assert read_run(results / "logs" / "fed-seed-1").to_json() == read_run(next((grid / "runs").rglob("fed-seed-1"))).to_json()
     text = (results / "README.md").read_text()
     assert text.startswith("# A toy\n") and "| fed | exact, zeroed | 3 (0, 1, 2) |" in text and "## Compute spent" in text
     assert str(grid) not in text

@@ -1,7 +1,9 @@
-"""results/NAME: README.md with the tables, result.json, pictures, and the raw logs of every job."""
+"""results/NAME: README.md with the tables, result.json, pictures, and the compressed logs of every job."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from fullband.files import write_bytes, write_json
 from fullband.plots.experiment import plot_experiment
 from fullband.plots.probe import CHANCE, LABELS
 from fullband.plots.style import reading_label
+from fullband.shipped import RUN_RECIPE
 
 RESULTS = Path("results")
 PICTURE = "summary"
@@ -28,16 +31,27 @@ def write_report(experiment: Experiment, jobs: Sequence[Job], folder: Path, comm
     if not results:
         raise ValueError(f"{experiment.name}: no cell is finished yet, there is nothing to report")
     found = summarise(experiment, results) | {"chance": chance_of(experiment, jobs), "command": command}
-    for job in jobs:
-        if any((result["cell"], result["seed"]) == (job.cell.name, job.seed) for result in results):
-            kept = folder / "logs" / job.name
-            kept.mkdir(parents=True, exist_ok=True)
-            for path in logs_of(job):
-                write_bytes(kept / path.name, path.read_bytes())
+    finished = {(result["cell"], result["seed"]) for result in results}
+    keep_logs([job for job in jobs if (job.cell.name, job.seed) in finished], folder / "logs")
     write_json(folder / "result.json", found)
-    plot_experiment(found, [folder / f"{PICTURE}.png", folder / f"{PICTURE}.svg"])
+    plot_experiment(found, [folder / f"{PICTURE}.png"])
     write_bytes(folder / "README.md", readme(found).encode())
     return found
+
+
+def keep_logs(jobs: Sequence[Job], folder: Path) -> None:
+    """A folder for each job: its recipe, its other files compressed; and SHA256SUMS of all of them (`sha256sum -c SHA256SUMS`)."""
+    for job in jobs:
+        kept = folder / job.name
+        kept.mkdir(parents=True, exist_ok=True)
+        for path in logs_of(job):
+            content = path.read_bytes()
+            if path.name == RUN_RECIPE:
+                write_bytes(kept / path.name, content)
+            else:
+                write_bytes(kept / f"{path.name}.gz", gzip.compress(content, mtime=0))  # the same bytes for the same log
+    sums = [(hashlib.sha256(path.read_bytes()).hexdigest(), path) for path in sorted(folder.glob("*/*")) if path.is_file()]
+    write_bytes(folder / "SHA256SUMS", "".join(f"{digest}  {path.relative_to(folder).as_posix()}\n" for digest, path in sums).encode())
 
 
 def chance_of(experiment: Experiment, jobs: Sequence[Job]) -> float | None:
@@ -60,7 +74,8 @@ def readme(found: Mapping[str, Any]) -> str:
     if found["unfinished"]:
         parts += [f"Not run, and not in any table: {'; '.join(found['unfinished'])}.", ""]
     parts += [
-        "Logs and recipes of every job: [logs](logs); `fullband plot` draws their learning curves. By seed: [result.json](result.json)."
+        "Logs (gzip, hashes in SHA256SUMS) and recipes of every job: [logs](logs); "
+        "`fullband plot` draws their learning curves. By seed: [result.json](result.json)."
     ]
     return "\n".join(parts) + "\n"
 

@@ -17,7 +17,7 @@ from fullband.config import parse
 from fullband.plots.curves import Curve, compute_at, read_curves
 from fullband.plots.run_data import data_of_run, differing_data
 from fullband.plots.steps import Steps, steps_of
-from fullband.training.metrics import METRICS, read_metrics
+from fullband.training.metrics import METRICS, has_metrics, read_metrics
 
 
 class _Step(BaseModel):
@@ -86,7 +86,7 @@ class RunRecord:
 def read_run(folder: Path) -> RunRecord:
     """The record of a run folder. Raises ValueError if it holds no run, one that has logged no step, or another program's numbers."""
     path = folder / METRICS
-    if not path.is_file():
+    if not has_metrics(folder):
         raise ValueError(f"{folder}: not a run folder (it has no {METRICS})")
     entries = read_metrics(path)
     steps = [entry for entry in entries if "objective" in entry]

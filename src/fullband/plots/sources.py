@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fullband.config import parse
 from fullband.plots.runs import RunRecord, read_run
-from fullband.training.metrics import METRICS
+from fullband.training.metrics import METRICS, has_metrics
 
 DIAGNOSIS, PROBE = "diagnosis.json", "results.json"
 Number = float | None  # null where it was not measured or is not finite
@@ -117,7 +117,7 @@ def read_sources(folders: Sequence[Path]) -> Sources:
                 _check_name(folder, name, kept)
                 kept[name] = _read(folder / file, schema)
                 held = True
-        if (folder / METRICS).is_file():
+        if has_metrics(folder):
             _check_name(folder, name, [run.name for run in runs])
             runs.append(read_run(folder))
             held = True

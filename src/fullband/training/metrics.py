@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -55,12 +57,13 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The entries of a metrics.jsonl; a last line cut short by a kill is left out.
+    """The entries of a metrics.jsonl, or of the metrics.jsonl.gz that stands for it in published results; a last line cut short by a kill
+    is left out.
 
     Raises ValueError naming the line for damage elsewhere, and for a file of another kind.
     """
     entries: list[dict[str, Any]] = []
-    content = path.read_bytes()
+    content = _content(path)
     lines = content.splitlines()
     for number, line in enumerate(lines, start=1):
         try:
@@ -73,6 +76,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{path}:{number}: no entry of a run; was this file written by another program?")
         entries.append(entry)
     return entries
+
+
+def has_metrics(folder: Path) -> bool:
+    """Whether a run logged there, or its log is kept there compressed."""
+    return any((folder / name).is_file() for name in (METRICS, f"{METRICS}.gz"))
+
+
+def _content(path: Path) -> bytes:
+    packed = path.with_name(f"{path.name}.gz")
+    if path.suffix != ".gz" and (path.is_file() or not packed.is_file()):
+        return path.read_bytes()
+    packed = path if path.suffix == ".gz" else packed
+    try:
+        return gzip.decompress(packed.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{packed}: damaged ({error})") from None
 
 
 def check_tracker(kind: str) -> None:
