@@ -33,8 +33,8 @@ from benchmarks.report import options, prepare, show
 from benchmarks.side_by_side import interleave
 from fullband.costs import pass_flops
 from fullband.data.tokenizers import load_tokenizer
-from fullband.feedback.converged import MAX_PASSES, WINDOW, read_converged
-from fullband.feedback.passes import iterate_passes, read_exact
+from fullband.feedback.converged import MAX_PASSES, WINDOW, Converged, run_converged
+from fullband.feedback.passes import below, iterate_passes, top_states
 from fullband.model import FullBandModel, resolve_model_folder
 
 TARGETS = {"error": 1e-3, "passes": 16}
@@ -88,24 +88,24 @@ def measure(chosen: argparse.Namespace, model: FullBandModel, documents: list[li
     settings = {"window": chosen.window, "max_passes": chosen.max_passes}
     readings: dict[str, list[Reading]] = {}
     for tokens_1T in texts:
-        exact_TD = read_exact(model, tokens_1T)[0]
+        exact_TD = top_states(model, tokens_1T, "exact")[0]
         whole = list(whole_passes(model, tokens_1T, exact_TD, chosen.whole_passes))
         readings.setdefault("exact", []).append(Reading(length, 0.0, 0.0, length))
         readings.setdefault("whole to 1e-3", []).append(first_within(whole, TARGETS["error"]))
         for tolerance in chosen.tolerance:
-            states_BTD, _, report = read_converged(model, tokens_1T, tolerance=tolerance, **settings)
-            worst, median = errors(states_BTD[0], exact_TD)
-            exact_from = int(report.exact_from_B[0])
+            found = converge(model, tokens_1T, tolerance, settings)
+            worst, median = errors(found.top_BTD[0], exact_TD)
+            report, exact_from = found.report, int(found.report.exact_from_B[0])
             reading = Reading(int(report.passes_B[0]), worst, median, report.executed_positions, exact_from)
             readings.setdefault(f"converged {tolerance:g}", []).append(reading)
             readings.setdefault(f"whole like {tolerance:g}", []).append(first_within(whole, worst))
-    candidates: dict[str, Any] = {"exact": partial(read_exact, model, texts[0])}
+    candidates: dict[str, Any] = {"exact": partial(top_states, model, texts[0], "exact")}
     for tolerance in chosen.tolerance:
-        candidates[f"converged {tolerance:g}"] = partial(read_converged, model, texts[0], tolerance=tolerance, **settings)
+        candidates[f"converged {tolerance:g}"] = partial(converge, model, texts[0], tolerance, settings)
         passes = readings[f"whole like {tolerance:g}"][0].passes
         candidates[f"whole like {tolerance:g}"] = partial(run_whole, model, texts[0], passes)
     timings = interleave(candidates, chosen.rounds, chosen.clock, f"length {length}")
-    flops = pass_flops(model.config.trunk, model.config.fusion, length, fused=True)
+    flops = pass_flops(model.config.trunk, model.config.connection, length, fused=True)
     return {
         name: {
             "passes": fmean(r.passes for r in rows),
@@ -120,14 +120,18 @@ def measure(chosen: argparse.Namespace, model: FullBandModel, documents: list[li
     }
 
 
+def converge(model: FullBandModel, tokens_1T: Tensor, tolerance: float, settings: dict[str, int]) -> Converged:
+    return run_converged(model, below(model, tokens_1T)[0], tolerance=tolerance, **settings)
+
+
 def whole_passes(model: FullBandModel, tokens_1T: Tensor, exact_TD: Tensor, most: int) -> Iterator[Reading]:
     """After 1, 2, … passes over all positions, the plain one included."""
-    for number, states_1TD in enumerate(islice(iterate_passes(model, tokens_1T), most), start=1):
+    for number, states_1TD in enumerate(islice(iterate_passes(model, below(model, tokens_1T)[0]), most), start=1):
         yield Reading(number, *errors(states_1TD[0], exact_TD), number * tokens_1T.shape[1])
 
 
 def run_whole(model: FullBandModel, tokens_1T: Tensor, passes: int) -> None:
-    for _ in islice(iterate_passes(model, tokens_1T), passes):
+    for _ in islice(iterate_passes(model, below(model, tokens_1T)[0]), passes):
         pass
 
 

@@ -78,7 +78,7 @@ def soft_over_standard(chosen: argparse.Namespace, model: FullBandModel, name: s
     candidates = {mode: partial(tokens, mode) for mode in ("standard", "soft")}
     timings = interleave(candidates, 12 * chosen.rounds, chosen.clock, f"{name}, soft and standard")
     shape = model.config.trunk
-    share = fusion_share(shape, model.config.fusion, chosen.prompt + FEW // 2)
+    share = fusion_share(shape, model.config.connection, chosen.prompt + FEW // 2)
     return {
         "standard_seconds": timings.best("standard") / FEW,
         "soft_seconds": timings.best("soft") / FEW,

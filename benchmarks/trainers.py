@@ -69,7 +69,9 @@ def policy(folder: str, tokenizer: Any, rows: Dataset, steps: int, scratch: str)
     import trl
 
     model = FullBandForCausalLM.from_pretrained(folder)
-    torch.nn.init.normal_(model.fusion.state.weight, std=0.02)  # an untrained residual fusion is zero: Soft would be Standard
+    torch.nn.init.normal_(
+        model.connection.mergers[0].state.weight, std=0.02
+    )  # an untrained residual fusion is zero: Soft would be Standard
     model.config.latent_feedback_mode, model.config.feedback_passes, model.config.score_as_generated = "soft", "exact", True
 
     def reward(completions: list[str], **_: Any) -> list[float]:

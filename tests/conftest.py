@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fullband.config import TrunkConfig
+from fullband.feedback_config import ConnectionConfig
 from fullband.model import FullBandModel
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests find the slow references: `from reference.decoder import …`
@@ -78,9 +79,15 @@ def isometric_model(trunk_config: Callable[..., TrunkConfig]) -> Callable[..., F
     """A float64 model whose maps keep lengths. Parity needs it: with ordinary random weights an error grows with every fed-back token,
     so two correct computations drift apart. Norm weights differ from 1 and the residual entry is open, so that a forgotten one shows."""
 
-    def make(fusion: Any = "gated", seed: int = 0, **overrides: Any) -> FullBandModel:
+    def make(
+        fusion: Any = "gated", seed: int = 0, source: Any = "top", entry: Any = 0, carried_window: int = 1, **overrides: Any
+    ) -> FullBandModel:
         torch.manual_seed(seed)
-        model = FullBandModel(trunk_config(**overrides), fusion).double()
+        connection = ConnectionConfig(fusion=fusion, source=source, entry=entry, window=carried_window)
+        model = FullBandModel(trunk_config(**overrides), connection).double()
+        for name, parameter in model.connection.named_parameters():
+            if name in ("mix", "ages"):
+                nn.init.normal_(parameter)
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight)

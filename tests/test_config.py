@@ -3,7 +3,8 @@
 import pytest
 import yaml
 
-from fullband.config import FeedbackConfig, FilesSource, Recipe, TaskSource, load_recipe, parse
+from fullband.config import FilesSource, Recipe, TaskSource, load_recipe, parse
+from fullband.feedback_config import FeedbackConfig
 
 GOOD = {"name": "a", "model": {"preset": "tiny"}, "train": {"steps": 10}}
 

@@ -14,31 +14,34 @@ SOURCE = Path(fullband.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 # What each part may import, besides itself. A part that is missing here (the command line) may import everything and is imported by none.
+CONFIG = {"config", "data_config", "feedback_config", "layout"}
 BELOW: dict[str, set[str]] = {
     "strict": set(),
     "amounts": set(),
     "shipped": set(),
     "data_config": {"strict"},
-    "config": {"data_config", "strict", "shipped"},
+    "feedback_config": {"strict"},
+    "config": {"data_config", "feedback_config", "strict", "shipped"},
+    "layout": set(),
     "files": set(),
     "run_folder": {"files"},
-    "presets": {"config"},
-    "spans": {"config"},
-    "trunk": {"config"},
-    "feedback": {"trunk", "config", "spans"},
-    "model": {"feedback", "trunk", "presets", "config", "files", "run_folder"},
-    "optim": {"config"},
-    "data": {"config", "files", "run_folder"},
-    "decode": {"feedback", "trunk", "model", "data", "config"},
+    "presets": CONFIG,
+    "spans": CONFIG,
+    "trunk": CONFIG,
+    "feedback": CONFIG | {"trunk", "spans"},
+    "model": CONFIG | {"feedback", "trunk", "presets", "files", "run_folder"},
+    "optim": CONFIG,
+    "data": CONFIG | {"files", "run_folder"},
+    "decode": CONFIG | {"feedback", "trunk", "model", "data"},
 }
-BELOW["evaluate"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files", "hf", "loading"}
+BELOW["evaluate"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files", "hf", "loading"}
 BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "spans", "amounts", "run_folder"}
-BELOW["hf"] = {"decode", "data", "feedback", "trunk", "model", "config", "presets", "files"}
+BELOW["hf"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files"}
 BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}
-BELOW["probe"] = {"decode", "data", "feedback", "trunk", "config"}
-BELOW["costs"] = {"config", "spans"}
-BELOW["plots"] = {"training", "evaluate", "config", "files"}  # reads run folders; never a model
+BELOW["probe"] = CONFIG | {"decode", "data", "feedback", "trunk"}
+BELOW["costs"] = CONFIG | {"spans"}
+BELOW["plots"] = CONFIG | {"training", "evaluate", "files"}  # reads run folders; never a model
 BELOW["experiments"] = BELOW["training"] | {"training", "diagnose", "probe", "costs", "plots", "strict", "shipped"}
 HEAVY = ["transformers", "vllm", "lm_eval", "matplotlib", "datasets", "pandas", "pyarrow", "tiktoken", "wandb", "tensorboard", "sklearn"]
 BACKWARDS = [  # imports inside functions that close a circle, still

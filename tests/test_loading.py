@@ -15,14 +15,16 @@ from safetensors.torch import load_file, save_file
 
 from fullband.config import TrunkConfig
 from fullband.decode import generate
-from fullband.feedback.passes import read
 from fullband.hf import FullBandForCausalLM
 from fullband.hf.convert import convert
 from fullband.loading import is_standard_only, load_model
 from fullband.model import FullBandModel
 from hf.sources import tiny_llama, write_source
+from reference.seam import read
 
 TOKENS = torch.arange(40).view(2, 20)
+
+STATE = "connection.mergers.0.state.weight"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.no_grad()
 def standard_logits(model: Any) -> torch.Tensor:
-    return model.logits(read(model, TOKENS))
+    return model.trunk.head(read(model, TOKENS))
 
 
 @pytest.mark.parametrize("name", ["native", "run"])
@@ -103,9 +105,17 @@ def without(folder: Path, weight: str) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "expected"),
     [
-        ("native", lambda folder: without(folder, "fusion.state.weight"), "tensor 'fusion.state.weight' is missing"),
-        ("converted", lambda folder: without(folder, "fusion.state.weight"), "weight 'fusion.state.weight' is missing"),
-        ("converted", lambda folder: edited(folder, fusion="sum"), "'sum'"),
+        (
+            "native",
+            lambda folder: without(folder, "connection.mergers.0.state.weight"),
+            "tensor 'connection.mergers.0.state.weight' is missing",
+        ),
+        (
+            "converted",
+            lambda folder: without(folder, "connection.mergers.0.state.weight"),
+            "weight 'connection.mergers.0.state.weight' is missing",
+        ),
+        ("converted", lambda folder: edited(folder, connection={"fusion": "sum"}), "'sum'"),
         ("converted", lambda folder: edited(folder, model_type="quantum"), "a plain 'quantum' checkpoint"),
         ("converted", lambda folder: edited(folder, model_type=None), "not a fullband model"),
         ("converted", lambda folder: (folder / "config.json").write_text("[]"), "not a fullband model"),

@@ -9,6 +9,7 @@ import torch
 from fullband import files, model
 from fullband.model import FullBandModel, resolve_model_folder
 from fullband.trunk.decoder import Decoder
+from reference.seam import embed, run_trunk
 
 
 @pytest.fixture
@@ -37,9 +38,9 @@ def test_round_trip(isometric_model, tmp_path, fusion, dtype):
         assert torch.equal(loaded.state_dict()[name], tensor), name
     tokens = torch.randint(23, (2, 7))
     with torch.no_grad():
-        states = [m.trunk(m.trunk.embed(tokens))[0] for m in (original, loaded)]
+        states = [run_trunk(m.trunk, embed(m.trunk, tokens))[0] for m in (original, loaded)]
     assert torch.equal(*states)
-    assert torch.equal(loaded.logits(states[0]), states[0] @ loaded.trunk.embedding.weight.T)
+    assert torch.equal(loaded.trunk.head(states[0]), states[0] @ loaded.trunk.embedding.weight.T)
     assert {p.name for p in (tmp_path / "deep" / "m").iterdir()} == {"config.json", "model.safetensors", "manifest.json"}
 
 
@@ -87,9 +88,12 @@ def test_without_a_manifest_damage_is_still_one_line(saved):
         ({"trunk": {"layers": 4}}, "tensor 'trunk.blocks.3.attention.gate.weight' is missing"),
         ({"trunk": {"layers": 2}}, "tensor 'trunk.blocks.2.attention.gate.weight' does not belong to this model"),
         ({"trunk": {"vocab_size": 24}}, "tensor 'trunk.embedding.weight' has shape [23, 16], this model needs [24, 16]"),
-        ({"fusion": "add"}, "tensor 'fusion.gate.weight' does not belong to this model"),
+        ({"connection": {"fusion": "add"}}, "tensor 'connection.mergers.0.gate.weight' does not belong to this model"),
         ({"trunk": {"widht": 24}}, "trunk.widht: unknown key; did you mean 'width'?"),
-        ({"fusion": "glued"}, "fusion: must be 'gated', 'concat', 'add' or 'residual', got 'glued'"),
+        (
+            {"connection": {"fusion": "glued"}},
+            "connection.fusion: must be 'gated', 'concat', 'add', 'residual' or 'recirculation', got 'glued'",
+        ),
     ],
 )
 def test_another_shape_names_the_tensor(saved, change, expected):
@@ -164,8 +168,8 @@ def test_a_save_that_fails_at_any_step_leaves_a_model_that_loads(saved, monkeypa
     assert FullBandModel.load(folder).trunk.embedding.weight.unique().tolist() == [7]
 
 
-def test_the_model_is_its_trunk_and_fusion(isometric_model):
+def test_the_model_is_its_trunk_and_connection(isometric_model):
     built = isometric_model()
     assert isinstance(built.trunk, Decoder)
     owners = {name.split(".")[0] for name, _ in built.named_parameters()}
-    assert owners == {"trunk", "fusion"} and model.CONFIG == "config.json"
+    assert owners == {"trunk", "connection"} and model.CONFIG == "config.json"

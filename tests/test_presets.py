@@ -2,7 +2,8 @@
 
 import pytest
 
-from fullband.config import ModelConfig, Phase, TrunkConfig
+from fullband.config import ModelConfig, TrunkConfig
+from fullband.feedback_config import Phase
 from fullband.presets import PAPER_RUNS, SCHEDULES, TRUNKS, resolve_schedule, resolve_trunk, trunk_preset
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from textwrap import shorten
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from fullband.data_config import (  # noqa: F401  a recipe's sources, under the recipe's name
     ChatSource,
@@ -19,15 +19,17 @@ from fullband.data_config import (  # noqa: F401  a recipe's sources, under the 
     Source,
     TaskSource,
 )
+from fullband.feedback_config import (
+    MOST_STEPS,
+    ConnectionConfig,
+    FeedbackConfig,
+    FeedbackPasses,
+    moved_fusion,
+)
 from fullband.shipped import find_recipe
 from fullband.strict import Place, Strict, parse, read_yaml
 
-MOST_STEPS, MOST_PASSES, MOST_TRAINED = 10**9, 10**5, 256  # above which a number is a slip, not a plan
 Beta = Annotated[float, Field(ge=0, lt=1)]
-FusionName = Literal["gated", "concat", "add", "residual"]
-FedBackName = Literal["top", "middle", "first", "mix"]
-Control = Literal["none", "zeroed", "shuffled", "constant-gate"]
-FeedbackPasses = Union[Annotated[int, Field(ge=0, le=MOST_PASSES)], Literal["exact", "converged"]]  # 0 = plain reading
 
 
 class Yarn(Strict):
@@ -74,7 +76,6 @@ class TrunkConfig(Strict):
     rope_base: float = Field(default=10_000.0, ge=1.001, le=1e15, description="base of the rotary frequencies")
     rope: Yarn | None = Field(default=None, description="extension of rotary positions beyond the context of pre-training")
     norm_eps: float = Field(default=1e-6, gt=0, le=1, description="epsilon of the RMS norms")
-    fed_back: FedBackName = Field(default="top", description="state that is fed back: the top state; others are ablations (section 5)")
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> TrunkConfig:
@@ -92,18 +93,13 @@ class TrunkConfig(Strict):
     def head_size(self) -> int:
         return self.head_dim or self.width // self.heads
 
-    @property
-    def state_width(self) -> int:
-        """Numbers in the state of a position: the top state, and behind it the one that is fed back if that is another."""
-        return self.width if self.fed_back == "top" else 2 * self.width
-
     def layer_is_full(self, layer: int) -> bool:
         """Whether layer `layer` (counted from 0) attends fully."""
         return (layer + 1) % self.full_every == 0
 
 
 class ModelConfig(Strict):
-    """A full-bandwidth model: a preset (see `presets.py`) and its overrides, or a `source`; and the fusion (Eq. 4).
+    """A full-bandwidth model: a preset (see `presets.py`) and its overrides, or a `source`.
 
     `rope_base`, `rope` and `context` extend the context of either (long-context extension, section 4.2).
     """
@@ -112,9 +108,6 @@ class ModelConfig(Strict):
     trunk: dict[str, Any] | TrunkConfig = Field(default_factory=dict, description="changes to the preset, or the whole shape")
     source: Place | None = Field(
         default=None, description="model to start from: a Hugging Face causal LM (folder or hub id) to convert, or a saved model or run"
-    )
-    fusion: FusionName | None = Field(
-        default=None, description="kind of fusion; default: gated, residual for a converted source, as saved for a saved model"
     )
     rope_base: float | None = Field(default=None, ge=1.001, le=1e15, description="new base of the rotary frequencies, for a longer context")
     rope: Yarn | None = None
@@ -127,102 +120,6 @@ class ModelConfig(Strict):
         if self.source is not None and (self.preset or self.trunk):
             raise ValueError("source: it defines the shape; leave out preset and trunk")
         return self
-
-    @property
-    def fusion_name(self) -> FusionName:
-        """The fusion of a model that is made from this recipe."""
-        return self.fusion or ("residual" if self.source else "gated")
-
-
-class Phase(Strict):
-    """For `fraction` of training, draw the number of passes with these probabilities: {1: 0.75, 2: 0.25}."""
-
-    fraction: float = Field(gt=0, le=1, description="fraction of training; the phases must sum to 1")
-    passes: dict[int, float] = Field(description="probability of each number of passes, the first included; they must sum to 1")
-
-    @model_validator(mode="after")
-    def _is_distribution(self) -> Phase:
-        for k, probability in self.passes.items():
-            if k < 1:
-                raise ValueError(f"passes: numbers of passes must be at least 1 (1 = without feedback), got {k}")
-            if k > MOST_TRAINED:
-                raise ValueError(f"passes: numbers of passes must be at most {MOST_TRAINED}, got {k}")
-            if probability < 0:
-                raise ValueError(f"passes: probabilities must not be negative, got {probability} for {k} passes")
-        if abs(sum(self.passes.values()) - 1) > 1e-6:
-            raise ValueError(f"passes: probabilities must sum to 1, got {sum(self.passes.values()):g}")
-        return self
-
-
-class AdaptiveConfig(Strict):
-    """Raise the share of deeper passes while the states do not settle (the paper's limitation 2)."""
-
-    every: int = Field(default=100, gt=0, le=MOST_STEPS, description="steps between measurements")
-    passes: int = Field(default=12, ge=8, le=16, description="passes of one measurement, without gradients")
-    rows: int = Field(default=8, gt=0, le=2**20, description="sequences in a measurement")
-    tolerance: float = Field(default=1e-2, gt=0, le=10, description="relative change of a state below which it counts as settled")
-    ratio: float = Field(
-        default=0.9, gt=0, le=10, description="change ratio (median or 99th percentile) above which the share of deeper passes rises"
-    )
-    growth: float = Field(
-        default=2.0,
-        gt=1,
-        le=1e3,
-        description="factor by which the share of deeper passes rises; it falls by the square root of this factor",
-    )
-    floor: float = Field(
-        default=0.03, gt=0, le=1, description="smallest share of deeper passes among all batches of the run; at most the ceiling"
-    )
-    ceiling: float = Field(default=0.5, gt=0, le=1, description="largest share of deeper passes among the batches with feedback")
-
-    @model_validator(mode="after")
-    def _floor_is_below(self) -> AdaptiveConfig:
-        if self.floor > self.ceiling:
-            raise ValueError(f"floor must be at most the ceiling ({self.ceiling}), got {self.floor}")
-        return self
-
-
-class FeedbackConfig(Strict):
-    """Multi-pass training (Eqs. 9-13)."""
-
-    schedule: str | list[Phase] = Field(default="none", description="schedule of passes: the name of one, none, or a list of phases")
-    start_step: int = Field(default=0, ge=0, le=MOST_STEPS, description="first step with feedback")
-    loss_weight: float = Field(default=1.0, ge=0, le=1e6, description="weight of later passes in the loss (lambda in Eq. 12)")
-    loss_weight_ramp: int = Field(
-        default=0, ge=0, le=MOST_STEPS, description="number of steps with feedback over which lambda rises from 0"
-    )
-    jitter: float = Field(default=0.02, ge=0, le=100, description="size of the noise on fed-back states (sigma in Eq. 13)")
-    prefix: Literal["uniform", "shared", "per-row", "answer", "off"] = Field(
-        default="uniform",
-        description="plain positions at the start of later passes, drawn for each pass; shared: drawn once; answer: prompts of chat data",
-    )
-    prefix_rounding: int | None = Field(
-        default=None,
-        gt=0,
-        le=2**24,
-        description="later passes are computed from a multiple of this position on, which changes no value and no prefix; default: 1, or "
-        "when compiled an eighth of the row (64 in short rows), because every start is a shape to compile",
-    )
-    fusion_warmup: int = Field(default=0, ge=0, le=MOST_STEPS, description="number of first steps with feedback that train only the fusion")
-    control: Control = Field(default="none", description="ablation: what the fusion gets instead of the fed-back state")
-    reuse: bool = Field(default=True, description="compute plain prefixes once and reuse them (exact); false: compute every pass in full")
-    adaptive: AdaptiveConfig | None = Field(default=None, description="adapts the share of deeper passes to measurements; null = off")
-
-    @property
-    def rounding(self) -> int:
-        """The multiple that later passes start at."""
-        return self.prefix_rounding or 1
-
-    def compiled(self, length: int) -> FeedbackConfig:
-        """The same for compiled blocks and rows of `length`: unless it is set, later passes start at few places, each a compilation."""
-        if self.prefix_rounding is not None:
-            return self
-        return self.model_copy(update={"prefix_rounding": max(min(64, length // 2), length // 8)})
-
-    @field_validator("prefix", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: Any) -> Any:
-        return "off" if value is False else value  # yaml reads a bare `off` as false
 
 
 class OptimConfig(Strict):
@@ -304,6 +201,16 @@ class Recipe(Strict):
     train: TrainConfig = Field(description="length of training, batches, device and checkpoints")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="evaluation on held-out data during training")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _older_keys(cls, raw: Any) -> Any:
+        return moved_fusion(raw)
+
+    @property
+    def connection(self) -> ConnectionConfig:
+        """The connection of a model that is made from this recipe, its fusion named."""
+        return self.feedback.connection.named("residual" if self.model.source else "gated")
+
 
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """Read a yaml recipe and apply `a.b=c` overrides. `path` is a file, a run folder, whose recipe runs there, or a shipped recipe's name.
@@ -321,7 +228,7 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
         raw["output"] = str(named)
     for override in overrides:
         _apply_override(raw, override)
-    return parse(Recipe, raw, str(path))
+    return parse(Recipe, moved_fusion(raw), str(path))
 
 
 def set_key(raw: dict[str, Any], key: str, value: Any, where: str) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fullband.config import FeedbackConfig, FusionName, Phase, TrunkConfig
+from fullband.config import TrunkConfig
+from fullband.feedback_config import ConnectionConfig, FeedbackConfig, Phase
 from fullband.spans import schedule_spans
 
-FUSION_MATRICES: dict[str, int] = {"gated": 2, "concat": 2, "add": 1, "residual": 2}  # of width x width
+FUSION_MATRICES: dict[str, int] = {"gated": 2, "concat": 2, "add": 1, "residual": 2, "recirculation": 0}  # of width x width
+PAPER = ConnectionConfig(fusion="gated")
 CHUNK_LOGITS = 2**24  # logits the training head holds at once (feedback.loss, whose number a test compares)
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 
@@ -33,16 +35,25 @@ class Parameters:
         return sum(vars(self).values())
 
 
-def count_parameters(trunk: TrunkConfig, fusion: FusionName = "gated") -> Parameters:
+def count_parameters(trunk: TrunkConfig, connection: ConnectionConfig = PAPER) -> Parameters:
     queries, keys = trunk.heads * trunk.head_size, trunk.kv_heads * trunk.head_size
     return Parameters(
         embedding=trunk.vocab_size * trunk.width,
         attention=trunk.layers * trunk.width * (2 * queries + 2 * keys),
         glu=trunk.layers * 3 * trunk.width * trunk.glu_width,
-        norms=trunk.layers * (4 * trunk.width + 2 * trunk.head_size) + 2 * trunk.width + (trunk.layers + 1) * (trunk.fed_back == "mix"),
+        norms=trunk.layers * (4 * trunk.width + 2 * trunk.head_size) + 2 * trunk.width + _mixing_weights(trunk, connection),
         head_gates=trunk.layers * trunk.width * trunk.heads,
-        fusion=FUSION_MATRICES[fusion] * trunk.width**2,
+        fusion=_fusion_matrices(trunk, connection) * trunk.width**2,
     )
+
+
+def _fusion_matrices(trunk: TrunkConfig, connection: ConnectionConfig) -> int:
+    return FUSION_MATRICES[connection.fusion or "gated"] * len(connection.entry_depths(trunk.layers))
+
+
+def _mixing_weights(trunk: TrunkConfig, connection: ConnectionConfig) -> int:
+    """Scalars that mix source depths, and those that mix positions."""
+    return sum(number for number in (len(connection.source_depths(trunk.layers)), connection.window) if number > 1)
 
 
 @dataclass(frozen=True)
@@ -64,31 +75,34 @@ class Flops:
         return 3 * self.forward
 
 
-def pass_flops(trunk: TrunkConfig, fusion: FusionName, length: int, fused: bool = False) -> Flops:
-    """Of a position in a whole row of `length`, on average. Keys are those a query may see, not those a tile computes."""
-    return _flops(trunk, fusion if fused else None, [1.0] * length)
+def pass_flops(trunk: TrunkConfig, connection: ConnectionConfig, length: int, fused: bool = False) -> Flops:
+    """Of a position in a whole row of `length`, on average; of a pass with feedback, the layers above the entry. Keys are those a query may
+    see, not those a tile computes."""
+    return _flops(trunk, connection if fused else None, [1.0] * length, below=not fused)
 
 
-def decoding_flops(trunk: TrunkConfig, fusion: FusionName, context: int, fused: bool = True) -> Flops:
+def decoding_flops(trunk: TrunkConfig, connection: ConnectionConfig, context: int, fused: bool = True) -> Flops:
     """Of one decoded token that is the last of `context`."""
-    return _flops(trunk, fusion if fused else None, [1.0], first=context - 1)
+    return _flops(trunk, connection if fused else None, [1.0], first=context - 1)
 
 
-def fusion_share(trunk: TrunkConfig, fusion: FusionName, context: int) -> float:
+def fusion_share(trunk: TrunkConfig, connection: ConnectionConfig, context: int) -> float:
     """The fusion's share of the FLOPs of a decoded token."""
-    flops = decoding_flops(trunk, fusion, context)
+    flops = decoding_flops(trunk, connection, context)
     return flops.fusion / flops.forward
 
 
-def _flops(trunk: TrunkConfig, fusion: FusionName | None, weight_T: list[float], first: int = 0) -> Flops:
-    """A mean over the positions from `first` on, with these weights."""
+def _flops(trunk: TrunkConfig, connection: ConnectionConfig | None, weight_T: list[float], first: int = 0, below: bool = True) -> Flops:
+    """A mean over the positions from `first` on, with these weights; without the layers below the entry where `below` is false."""
     parameters = count_parameters(trunk)
+    entry = 0 if below or connection is None else connection.entry_depths(trunk.layers)[0]
+    share = (trunk.layers - entry) / trunk.layers
     products = 4 * trunk.heads * trunk.head_size  # FLOPs per visible key: scores and the sum over values
     return Flops(
-        matrices=2 * (parameters.attention + parameters.head_gates + parameters.glu),
-        attention=sum(products * visible_keys(window, weight_T, first) * layers for window, layers in layer_kinds(trunk)),
-        head=2 * trunk.vocab_size * trunk.state_width,
-        fusion=2 * FUSION_MATRICES[fusion] * trunk.width**2 if fusion else 0,
+        matrices=2 * share * (parameters.attention + parameters.head_gates + parameters.glu),
+        attention=sum(products * visible_keys(window, weight_T, first) * layers for window, layers in layer_kinds(trunk, entry)),
+        head=2 * trunk.vocab_size * trunk.width,
+        fusion=2 * _fusion_matrices(trunk, connection) * trunk.width**2 if connection else 0,
     )
 
 
@@ -98,10 +112,10 @@ def visible_keys(window: int | None, weight_T: list[float], first: int = 0) -> f
     return seen / sum(weight_T)
 
 
-def layer_kinds(trunk: TrunkConfig) -> list[tuple[int | None, int]]:
-    """(window, or None for full attention; number of such layers)."""
-    full = sum(trunk.layer_is_full(layer) for layer in range(trunk.layers))
-    return [(None, full), (trunk.window, trunk.layers - full)]
+def layer_kinds(trunk: TrunkConfig, first: int = 0) -> list[tuple[int | None, int]]:
+    """(window, or None for full attention; number of such layers) from layer `first` on, counted from 0."""
+    full = sum(trunk.layer_is_full(layer) for layer in range(first, trunk.layers))
+    return [(None, full), (trunk.window, trunk.layers - first - full)]
 
 
 @dataclass(frozen=True)
@@ -121,27 +135,33 @@ class RunCost:
 
 
 def run_cost(
-    trunk: TrunkConfig, fusion: FusionName, tokens: float, mixture: dict[int, float], length: int, feedback: FeedbackConfig, rows: int = 1
+    trunk: TrunkConfig,
+    connection: ConnectionConfig,
+    tokens: float,
+    mixture: dict[int, float],
+    length: int,
+    feedback: FeedbackConfig,
+    rows: int = 1,
 ) -> RunCost:
     """The expected cost of training on `tokens` with these shares of 1, 2, 3 … passes, in rows of `length`.
 
     `rows` of a microbatch matter where each has its own prefix: they share the shortest.
     """
     counted = positions(tokens, mixture, length, feedback, rows)
-    plain, whole = (pass_flops(trunk, fusion, length, fused=fused).training for fused in (False, True))
+    plain, whole = (pass_flops(trunk, connection, length, fused=fused).training for fused in (False, True))
     return RunCost(
         **counted,
-        flops=run_flops(trunk, fusion, tokens, counted["executed_positions"], length, feedback, rows),
+        flops=run_flops(trunk, connection, tokens, counted["executed_positions"], length, feedback, rows),
         naive_flops=tokens * (plain + (counted["passes"] - 1) * whole),
     )
 
 
 def run_flops(
-    trunk: TrunkConfig, fusion: FusionName, tokens: float, executed: float, length: int, feedback: FeedbackConfig, rows: int = 1
+    trunk: TrunkConfig, connection: ConnectionConfig, tokens: float, executed: float, length: int, feedback: FeedbackConfig, rows: int = 1
 ) -> float:
     """FLOPs of training on `tokens` with `executed` positions in all passes together; those beyond the first are behind their prefixes."""
-    behind_prefix = _flops(trunk, fusion, executed_positions(length, feedback, rows)).training
-    return tokens * pass_flops(trunk, fusion, length).training + (executed - tokens) * behind_prefix
+    behind_prefix = _flops(trunk, connection, executed_positions(length, feedback, rows), below=False).training
+    return tokens * pass_flops(trunk, connection, length).training + (executed - tokens) * behind_prefix
 
 
 def mean_passes(mixture: dict[int, float]) -> float:
@@ -213,7 +233,7 @@ class TrainingMemory:
 
 def training_memory(
     trunk: TrunkConfig,
-    fusion: FusionName,
+    connection: ConnectionConfig,
     rows: int,
     length: int,
     passes: int,
@@ -222,13 +242,15 @@ def training_memory(
     activation_checkpointing: bool = False,
 ) -> TrainingMemory:
     """For a microbatch of `rows` x `length` positions through `passes` passes. Parameters and optimizer state are float32."""
-    parameters = count_parameters(trunk, fusion)
+    parameters = count_parameters(trunk, connection)
     positions = rows * length
-    entry = 5 * trunk.width * FLOAT32  # what a fusion keeps: the carried state, both products, the gate, the norm's input
+    merged = 5 * trunk.width * FLOAT32  # what a fusion keeps: the carried state, both products, the gate, the norm's input
+    share = 1 - connection.entry_depths(trunk.layers)[0] / trunk.layers  # of the layers, which a later pass runs
 
     def activations(fraction: float) -> int:
         fused = (passes - 1) * fraction  # positions of later passes, for each one of pass 1
-        saved = positions * ((1 + fused) * _saved_per_position(trunk, compute_bytes, activation_checkpointing) + fused * entry)
+        whole = _saved_per_position(trunk, compute_bytes, activation_checkpointing)
+        saved = positions * (whole + fused * (whole * share + merged))
         block = positions * _saved_per_block(trunk, compute_bytes) if activation_checkpointing else 0
         keys = positions * trunk.layers * 2 * trunk.kv_heads * trunk.head_size * compute_bytes  # of pass 1, for the later passes
         logits = min(CHUNK_LOGITS, positions * trunk.vocab_size) * 3 * FLOAT32  # logits, their exponentials, their gradient
@@ -237,18 +259,19 @@ def training_memory(
     return TrainingMemory(
         weights=parameters.total * FLOAT32,
         gradients=parameters.total * FLOAT32,
-        optimizer=optimizer_elements(trunk, fusion) * FLOAT32,
+        optimizer=optimizer_elements(trunk, connection) * FLOAT32,
         activations=activations(sum(executed_positions(length, feedback, rows)) / length),
         worst_activations=activations(1.0),
     )
 
 
-def optimizer_elements(trunk: TrunkConfig, fusion: FusionName) -> int:
+def optimizer_elements(trunk: TrunkConfig, connection: ConnectionConfig) -> int:
     """NorMuon: a momentum and a number per row of each matrix; Adam: two moments of the rest (and a step count per tensor, left out)."""
-    parameters = count_parameters(trunk, fusion)
+    parameters = count_parameters(trunk, connection)
     matrices = parameters.attention + parameters.glu + parameters.fusion
     attention_rows = (trunk.heads + 2 * trunk.kv_heads) * trunk.head_size + trunk.width
-    fusion_rows = trunk.width * (1 if fusion in ("add", "concat") else 2)
+    fusion_rows = trunk.width * {"add": 1, "concat": 1, "recirculation": 0}.get(connection.fusion or "gated", 2)
+    fusion_rows *= len(connection.entry_depths(trunk.layers))
     rows = trunk.layers * (attention_rows + 2 * trunk.glu_width + trunk.width) + fusion_rows
     return matrices + rows + 2 * (parameters.total - matrices)
 
@@ -278,8 +301,10 @@ class DecodingMemory:
         return self.weights + self.cache
 
 
-def decoding_memory(trunk: TrunkConfig, fusion: FusionName, context: int, rows: int = 1, dtype_bytes: int = BFLOAT16) -> DecodingMemory:
-    """Sliding layers keep only what a later token can see: the window without its own key. The carried state is one vector a row."""
+def decoding_memory(
+    trunk: TrunkConfig, connection: ConnectionConfig, context: int, rows: int = 1, dtype_bytes: int = BFLOAT16
+) -> DecodingMemory:
+    """Sliding layers keep only what a later token can see: the window without its own key. States: one for each carried position."""
     slots = sum(layers * (context if window is None else min(context, window - 1)) for window, layers in layer_kinds(trunk))
-    cache = rows * (2 * trunk.kv_heads * trunk.head_size * slots + trunk.state_width) * dtype_bytes
-    return DecodingMemory(count_parameters(trunk, fusion).total * dtype_bytes, cache)
+    cache = rows * (2 * trunk.kv_heads * trunk.head_size * slots + connection.window * trunk.width) * dtype_bytes
+    return DecodingMemory(count_parameters(trunk, connection).total * dtype_bytes, cache)

@@ -1,4 +1,4 @@
-"""FullBandModel = trunk + fusion; saved as safetensors and JSON."""
+"""FullBandModel = trunk + connection; saved as safetensors and JSON."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
 
-from fullband.config import FusionName, Strict, TrunkConfig, parse
-from fullband.feedback.fusion import Fusion, build_fusion
+from fullband.config import Strict, TrunkConfig, parse
+from fullband.feedback.connection import Connection, connect, current_name
+from fullband.feedback.passes import top_states
+from fullband.feedback_config import ConnectionConfig, FeedbackPasses, FusionName
 from fullband.files import MANIFEST, read_tensors, verify_manifest, write_json, write_manifest, write_tensors
+from fullband.layout import NOWHERE, Layout
 from fullband.run_folder import CHECKPOINTS, newest_checkpoint
 from fullband.trunk.decoder import Decoder
 
@@ -26,24 +30,54 @@ class SavedConfig(Strict):
 
     model_type: str = "fullband"
     trunk: TrunkConfig
-    fusion: FusionName = "gated"
+    connection: ConnectionConfig = ConnectionConfig(fusion="gated")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_keys(cls, raw: Any) -> Any:
+        """Before connections, the fusion's name stood alone and the carried state in the trunk."""
+        if not isinstance(raw, dict) or "connection" in raw or not isinstance(raw.get("trunk"), dict):
+            return raw
+        trunk = {key: value for key, value in raw["trunk"].items() if key != "fed_back"}
+        connection = {"fusion": raw.get("fusion", "gated"), "source": raw["trunk"].get("fed_back", "top")}
+        return {**{key: value for key, value in raw.items() if key != "fusion"}, "trunk": trunk, "connection": connection}
+
+
+class ModelOutput(NamedTuple):
+    """Logits [B, T or kept, V], and the top states [B, T, D] they are made of."""
+
+    logits: Tensor
+    states: Tensor
 
 
 class FullBandModel(nn.Module):
-    """A trunk and the fusion that feeds its top state back. Without feedback it is the trunk, bit for bit (law 1)."""
+    """A trunk and the connection that feeds its states back. Without feedback it is the trunk, bit for bit (law 1).
+
+    connection   None = the paper's: the top state, fused with the next embedding by a gated linear unit; a name = another fusion
+    """
 
     trunk: Decoder
-    fusion: Fusion
+    connection: Connection
 
-    def __init__(self, trunk: TrunkConfig, fusion: FusionName = "gated"):
+    def __init__(self, trunk: TrunkConfig, connection: ConnectionConfig | FusionName | None = None):
         super().__init__()
-        self.config = SavedConfig(trunk=trunk, fusion=fusion)
+        given = connection if isinstance(connection, ConnectionConfig) else ConnectionConfig(fusion=connection)
+        self.config = SavedConfig(trunk=trunk, connection=given.named("gated"))
         self.trunk = Decoder(trunk)
-        self.fusion = build_fusion(fusion, trunk.width)
+        self.connection = Connection(self.config.connection, trunk.width, trunk.layers, trunk.norm_eps)
+        connect(self.trunk, self.connection)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """[..., V] from top states [..., D]."""
-        return nn.functional.linear(states, self.trunk.head_weight)
+    def forward(
+        self, tokens: Tensor, feedback_passes: FeedbackPasses = 0, layout: Layout = NOWHERE, logits_to_keep: int = 0
+    ) -> ModelOutput:
+        """Logits of tokens [B, T] after these feedback passes (0 = without feedback, "exact", "converged"; `states_by_passes`).
+
+        layout           positions, documents and slots without feedback; by default every sequence is one document
+        logits_to_keep   logits of the last n positions only; 0 = all
+        Raises ValueError for tokens longer than the context and for other `feedback_passes`.
+        """
+        states = top_states(self, tokens, feedback_passes, layout)
+        return ModelOutput(self.trunk.head(states[:, -logits_to_keep:]), states)  # [:, -0:] is all
 
     def save(self, folder: str | Path) -> None:
         """Write config.json, model.safetensors and manifest.json into `folder`, which is created.
@@ -69,13 +103,13 @@ class FullBandModel(nn.Module):
         folder = resolve_model_folder(folder)
         verify_manifest(folder)
         saved = read_config(folder)
-        model = cls(saved.trunk, saved.fusion).to(dtype=dtype)  # before the weights, or float64 would pass through float32
+        model = cls(saved.trunk, saved.connection).to(dtype=dtype)  # before the weights, or float64 would pass through float32
         model.load_weights(folder / WEIGHTS)
         return model.to(device=device).eval()
 
     def load_weights(self, path: Path) -> None:
         """Raises ValueError naming file and tensor if the file is damaged or of another shape."""
-        tensors = {name: tensor for name, tensor in _read_weights(path).items() if not name.startswith(TRAINER_STATE)}
+        tensors = {current_name(name): tensor for name, tensor in _read_weights(path).items() if not name.startswith(TRAINER_STATE)}
         own = self.state_dict()
         for name in sorted(own.keys() | tensors.keys()):
             if name not in tensors:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import TypeVar
 
-from fullband.config import ModelConfig, Phase, TrunkConfig, parse
+from fullband.config import ModelConfig, TrunkConfig, parse
+from fullband.feedback_config import Phase
 
 TRUNKS: dict[str, TrunkConfig] = {
     # App. A; the head dimension is 1536 / 16 = 96

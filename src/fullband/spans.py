@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fullband.config import Phase
+from fullband.feedback_config import Phase
 
 Span = tuple[int, int, dict[int, float]]  # first step, step after the last, number of passes -> probability
 

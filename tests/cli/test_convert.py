@@ -116,9 +116,9 @@ def test_a_missing_fusion_weight_is_one_line(source: Path, tmp_path: Path) -> No
     fullband("convert", source, "-o", tmp_path / "out")
     (tmp_path / "out" / "manifest.json").unlink()
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    del tensors["fusion.gate.weight"]
+    del tensors["connection.mergers.0.gate.weight"]
     save_file(tensors, tmp_path / "out" / "model.safetensors", metadata={"format": "pt"})
-    assert "weight 'fusion.gate.weight' is missing" in refused("generate", tmp_path / "out", "hello")
+    assert "weight 'connection.mergers.0.gate.weight' is missing" in refused("generate", tmp_path / "out", "hello")
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the permission does not bind this user")

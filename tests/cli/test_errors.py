@@ -34,7 +34,7 @@ TWO_PASS = [{"fraction": 1.0, "passes": {2: 1.0}}]
         ),
         ({"feedback__schedule": "paper-300b"}, "did you mean 'paper-"),
         ({"model": {"preset": "paper-2b"}}, "unknown model preset 'paper-2b'; did you mean 'paper-1b'?"),
-        ({"model__fusion": "sum"}, "model.fusion"),
+        ({"model__fusion": "sum"}, "feedback.connection.fusion"),
         ({"train__device": "abacus"}, "train.device: 'abacus' is not available"),
         ({"train__initial_checkpoint": "nowhere"}, "nowhere: no such model folder"),
         ({"data": {"source": {"kind": "files", "paths": ["nowhere.txt"]}, "length": 12}}, "nowhere.txt: no such file"),

@@ -19,9 +19,9 @@ from fullband.evaluate.harness.scoring import Continuation
 from fullband.evaluate.harness.tasks import load_benchmarks
 from fullband.evaluate.journal import Journal
 from fullband.evaluate.plan import files_hash
-from fullband.feedback.passes import read
 from fullband.files import alone_in
 from fullband.model import FullBandModel
+from reference.seam import read
 
 SUMS = [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(6)]
 ARC = [
@@ -101,7 +101,7 @@ def test_log_likelihoods_are_those_of_the_slow_reading(whole: Path, text_run: Tr
         inputs = torch.tensor([(context + continuation)[-49:-1]])
         for passes in (0, 1, "exact"):
             states = read(model, inputs, passes)[0, -len(continuation) :]
-            expected = F.log_softmax(model.logits(states), -1).gather(1, torch.tensor(continuation)[:, None]).sum().item()
+            expected = F.log_softmax(model.trunk.head(states), -1).gather(1, torch.tensor(continuation)[:, None]).sum().item()
             assert scores[Continuation(context, continuation).key][str(passes)][0] == pytest.approx(expected, abs=1e-3)
             checked += 1
     assert checked == 24 and len(scores) == 8

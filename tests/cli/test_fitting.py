@@ -10,7 +10,8 @@ from rich.console import Console
 from fullband.cli.describe import describe_paper_runs, describe_training_memory
 from fullband.cli.fitting import folded
 from fullband.cli.tables import print_paper_runs, print_table, print_training_memory, table
-from fullband.config import FeedbackConfig
+from fullband.costs import PAPER
+from fullband.feedback_config import FeedbackConfig
 from fullband.presets import TRUNKS
 
 
@@ -47,7 +48,7 @@ def test_the_papers_table_in_80_columns() -> None:
     trunk = TRUNKS["paper-1b"]
     text = printed(80, print_paper_runs, describe_paper_runs(trunk))
     assert {"paper-10b", "paper-400b", "40B*", "9.44e+20", "3.75e+21", "three-pass", "token-equivalent"} <= set(text.split())
-    memory = describe_training_memory(trunk, "gated", 1, trunk.context, "bfloat16", [1, 2, 3], FeedbackConfig())
+    memory = describe_training_memory(trunk, PAPER, 1, trunk.context, "bfloat16", [1, 2, 3], FeedbackConfig())
     assert "67.2 GiB" in printed(80, print_training_memory, memory)
 
 

@@ -14,11 +14,11 @@ from cli.commands import RECIPE
 from fullband import amounts
 from fullband.cli.reading import Pace, ProgressLines, reading_progress
 from fullband.config import Recipe
-from fullband.feedback.converged import positions_to_read
-from fullband.feedback.passes import read
+from fullband.feedback.converged import positions_to_run
 from fullband.training import train
 from fullband.training.progress import TrainingProgress, Work
 from fullband.training.run import prepare
+from reference.seam import read
 
 
 def terminal() -> Console:
@@ -118,8 +118,8 @@ def test_lines_come_when_something_begins_and_then_seldom() -> None:
     assert written(console).splitlines() == ["reading", "generating", "reading", "reading  2 of 9", "generating"]
 
 
-def test_positions_to_read() -> None:
-    assert [positions_to_read(10, passes) for passes in ([0], [2], [0, 3], ["exact"], [0, 1, "exact"])] == [10, 30, 40, 10, 30]
+def test_positions_to_run() -> None:
+    assert [positions_to_run(10, passes) for passes in ([0], [2], [0, 3], ["exact"], [0, 1, "exact"])] == [10, 30, 40, 10, 30]
 
 
 def test_amounts() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from decode.cases import CONTEXT, VOCABULARY, WINDOW, random_prompts
 from fullband.decode import collect, generate, prefill, resolve_mode, step, stream
-from fullband.decode.ahead import read_ahead, rebuild_cache, score
+from fullband.decode.ahead import rebuild_cache, run_ahead, score
 from fullband.decode.prefill import prefill_converged
 from fullband.decode.prompts import align_prompts
 from fullband.decode.speculate import LookAhead, PromptLookup, Speculation, SpeculationReport
@@ -18,7 +18,7 @@ def model(isometric_model):
     """Feedback that contracts, a window, three layers; sharp logits."""
     model = isometric_model("residual", vocab_size=VOCABULARY, window=WINDOW, context=4 * CONTEXT)
     with torch.no_grad():
-        model.fusion.state.weight.mul_(0.4)
+        model.connection.mergers[0].state.weight.mul_(0.4)
     return model
 
 
@@ -40,7 +40,7 @@ def test_pass_n_makes_the_first_n_tokens_exact(model, mode, lengths):
     state = prefill(model, prompts, resolve_mode(mode).feedback_passes)
     exact = [stepped(model, p, t, mode)[0][1:] for p, t in zip(prompts, ahead_tokens.tolist(), strict=True)]
     passes = 0
-    for ahead in read_ahead(model, state, ahead_tokens, resolve_mode(mode)):
+    for ahead in run_ahead(model, state, ahead_tokens, resolve_mode(mode)):
         passes += 1
         final = 8 if mode == "standard" else passes
         for row in range(2):
@@ -83,7 +83,7 @@ def test_the_residual_says_how_far_few_passes_are(model):
 def test_score_is_the_log_probability_of_stepping(model, mode, count):
     prompt, continuation = random_prompts([7, count])
     states, _ = stepped(model, prompt, continuation, mode)
-    expected = model.logits(states[:-1]).log_softmax(-1)[range(count), continuation]
+    expected = model.trunk.head(states[:-1]).log_softmax(-1)[range(count), continuation]
     scores, residual = score(model, prompt, continuation, mode)
     assert residual == 0
     assert scores.dtype == torch.float64 and (scores - expected).abs().max() < 1e-10

@@ -10,6 +10,7 @@ from fullband.data.tokenizers import ByteTokenizer
 from fullband.decode import generate, generate_text, resolve_mode, stream
 from fullband.model import FullBandModel
 from reference.decoding import reference_greedy
+from reference.toy import ToyModel
 
 
 @pytest.mark.parametrize(("mode", "passes"), [("standard", None), ("soft", None), ("fused", None), ("fused", 2), ("fused", "exact")])
@@ -113,14 +114,14 @@ def test_text_streams_whole_characters() -> None:
     assert made.tokens == generate(model, [tokenizer.encode("né")], stop_ids=tokenizer.stops, **settings)[0].tokens
 
 
-class Parrot:
+class Parrot(ToyModel):
     """A trunk and model in one, whose likeliest token is always the other of two."""
 
-    context, vocab_size, crops = 64, 257, True
+    context, vocab_size = 64, 257
     head_weight = torch.eye(257)
 
     def __init__(self, first: int, second: int):
-        self.trunk, self.fusion = self, None
+        self.connect_itself()
         self.other = torch.zeros(257, 257)
         self.other[first, second] = self.other[second, first] = 1.0
 

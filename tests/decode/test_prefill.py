@@ -8,9 +8,9 @@ from torch import Tensor
 
 from decode.cases import WINDOW, padded, random_prompts
 from fullband.decode import prefill, prefill_with_states
-from fullband.feedback.passes import read, read_exact
 from fullband.model import FullBandModel
 from reference.decoding import reference_rows
+from reference.seam import read
 
 TOLERANCE = 1e-10
 READINGS = [0, 1, 2, "exact"]
@@ -86,7 +86,7 @@ def test_sliding_layers_keep_only_the_window(model: FullBandModel) -> None:
 
 def test_exact_reading_is_the_recurrence(model: FullBandModel) -> None:
     prompts = random_prompts([14])
-    assert_equal(prefill(model, prompts, "exact").top_BD, read_exact(model, torch.tensor(prompts)).detach()[:, -1])
+    assert_equal(prefill(model, prompts, "exact").top_BD, read(model, torch.tensor(prompts), "exact").detach()[:, -1])
 
 
 def test_no_gradients_are_kept(model: FullBandModel) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decode.cases import CONTEXT, WINDOW, random_prompts
-from fullband.decode import collect, generate, prefill, prefill_after, read_prefix, resolve_mode, step, stream_from
+from fullband.decode import collect, generate, prefill, prefill_after, prefill_prefix, resolve_mode, step, stream_from
 from fullband.model import FullBandModel
 
 READINGS = [0, 1, 2, "exact"]
@@ -28,7 +28,7 @@ def test_continuations_equal_whole_prompts(model: FullBandModel, feedback_passes
     (shared,), continuations = random_prompts([before]), random_prompts(lengths, seed=1)
     new = torch.tensor(random_prompts([WINDOW + 2] * len(lengths), seed=2)).T
     whole = prefill(model, [shared + tokens for tokens in continuations], feedback_passes)
-    prefix = read_prefix(model, shared, feedback_passes, chunk=4)
+    prefix = prefill_prefix(model, shared, feedback_passes, chunk=4)
     mode = resolve_mode("fused", feedback_passes) if feedback_passes else resolve_mode("soft")
     for chunk in (None, 3):
         ours, theirs = prefill_after(model, prefix, continuations, chunk), whole
@@ -44,7 +44,7 @@ def test_continuations_equal_whole_prompts(model: FullBandModel, feedback_passes
 def test_generation_after_a_prefix(model: FullBandModel, mode: str, passes: int | None) -> None:
     (shared,), continuations = random_prompts([9]), random_prompts([3, 8, 1], seed=1)
     prompts = [shared + tokens for tokens in continuations]
-    prefix = read_prefix(model, shared, passes or 0)
+    prefix = prefill_prefix(model, shared, passes or 0)
     settings: dict[str, Any] = {"max_new_tokens": 8, "n": 2, "temperature": 2.0, "repetition_penalty": 1.2}
     made = collect(stream_from(model, prefill_after(model, prefix, continuations), mode, passes, prompts=prompts, **settings))
     assert made == generate(model, prompts, mode, passes, **settings)
@@ -53,19 +53,19 @@ def test_generation_after_a_prefix(model: FullBandModel, mode: str, passes: int 
 @every_reading
 def test_a_prefix_stays_valid(model: FullBandModel, feedback_passes: int | str) -> None:
     (shared,) = random_prompts([7])
-    prefix = read_prefix(model, shared, feedback_passes)
+    prefix = prefill_prefix(model, shared, feedback_passes)
     once = prefill_after(model, prefix, [[1, 2, 3]]).top_BD
     prefill_after(model, prefix, [[4, 5, 6, 7], [8]])
     assert torch.equal(prefill_after(model, prefix, [[1, 2, 3]]).top_BD, once)
 
 
 def test_what_a_prefix_cannot_be(model: FullBandModel) -> None:
-    prefix = read_prefix(model, [1] * 40)
+    prefix = prefill_prefix(model, [1] * 40)
     with pytest.raises(ValueError, match=f"prompt 1 has 9 tokens after a prefix of 40; .* context of {CONTEXT}"):
         prefill_after(model, prefix, [[2], [3] * 9])
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         prefill_after(model, prefix, [[2], []])
-    with pytest.raises(ValueError, match="'converged' would settle it otherwise"):
-        read_prefix(model, [1, 2], "converged")
+    with pytest.raises(ValueError, match="'converged' settles a part of a prompt otherwise"):
+        prefill_prefix(model, [1, 2], "converged")
     with pytest.raises(ValueError, match="at least one position"):
-        read_prefix(model, [1, 2], chunk=0)
+        prefill_prefix(model, [1, 2], chunk=0)

@@ -14,8 +14,8 @@ from fullband.config import TrunkConfig
 from fullband.decode import generate, prefill, resolve_mode
 from fullband.decode.quantize import quantize, weight_bytes
 from fullband.decode.static import StaticStepper
-from fullband.feedback.passes import read
 from fullband.model import FullBandModel
+from reference.seam import read
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def model(trained: FullBandModel) -> FullBandModel:
 
 def count_loss(model: FullBandModel, feedback_passes: int) -> torch.Tensor:
     tokens_BT = (torch.arange(4)[:, None] * 7 + torch.arange(13)) % VOCABULARY
-    logits_BTV = model.logits(read(model, tokens_BT[:, :-1], feedback_passes))
+    logits_BTV = model.trunk.head(read(model, tokens_BT[:, :-1], feedback_passes))
     return F.cross_entropy(logits_BTV.flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
 
 

@@ -14,6 +14,7 @@ from fullband.decode import prefill, resolve_mode, step
 from fullband.decode.static import StaticStepper
 from fullband.feedback.state import DecodeState
 from fullband.model import FullBandModel
+from reference.seam import embed, run_trunk
 
 MODES = ["standard", "soft", "fused"]
 NEW = 3 * WINDOW
@@ -124,5 +125,5 @@ def test_a_capacity_that_cannot_work(model: FullBandModel, capacity: int) -> Non
 
 def test_it_reads_one_token_a_row(model: FullBandModel) -> None:
     stepper = StaticStepper(model, prefill(model, random_prompts([9])), CONTEXT, resolve_mode("soft"))
-    with pytest.raises(ValueError, match="one token a row at a time, not 2"):
-        model.trunk(model.trunk.embed(torch.zeros(1, 2, dtype=torch.long)), cache=stepper.state.cache, keep="window")
+    with pytest.raises(ValueError, match="one token a sequence at a time, not 2"):
+        run_trunk(model.trunk, embed(model.trunk, torch.zeros(1, 2, dtype=torch.long)), cache=stepper.state.cache, keep="window")

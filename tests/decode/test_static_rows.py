@@ -13,6 +13,7 @@ from decode.cases import CONTEXT, WINDOW, random_prompts
 from fullband.data.tokenizers import ByteTokenizer
 from fullband.decode import Speculation, collect, generate, generate_texts, prefill, stream, stream_from
 from fullband.model import FullBandModel
+from fullband.trunk.protocol import TrunkOutput
 
 MODES: list[tuple[str, int | str | None]] = [("standard", None), ("soft", None), ("fused", 2), ("fused", "exact")]
 every_mode = pytest.mark.parametrize(("mode", "passes"), MODES, ids=str)
@@ -76,7 +77,7 @@ def test_a_trunk_with_another_cache_is_refused(model: FullBandModel, monkeypatch
 
         length = 2
 
-    monkeypatch.setattr(model.trunk, "forward", lambda inputs, *past: (inputs, OtherCache()))
+    monkeypatch.setattr(model.trunk, "above", lambda inputs, *past: TrunkOutput(inputs, (), OtherCache()))
     with pytest.raises(ValueError, match=r"fixed buffers are for the built-in decoder, .* not OtherCache"):
         generate(model, [[1, 2]], max_new_tokens=4, static=True)
 

@@ -18,6 +18,7 @@ from fullband.data.tokenizers import ByteTokenizer, load_tokenizer
 from fullband.decode import TextCompletion, generate, generate_text, generate_texts, stream_texts
 from fullband.decode.stops import StopFilter
 from fullband.model import FullBandModel
+from reference.toy import ToyModel
 
 DRAWN: dict[str, Any] = {"temperature": 1.2, "top_k": 60, "seed": 3}
 
@@ -28,14 +29,14 @@ def text_model() -> FullBandModel:
     return FullBandModel(TrunkConfig(vocab_size=257, width=16, layers=1, heads=2, kv_heads=1, glu_width=16, context=64, window=8)).eval()
 
 
-class Speaker:
+class Speaker(ToyModel):
     """A trunk and model in one that says given bytes one after the other: at position t its likeliest token is text[t]."""
 
-    context, vocab_size, crops = 64, 257, True
+    context, vocab_size = 64, 257
     head_weight = torch.eye(257)
 
     def __init__(self, text: str):
-        self.trunk, self.fusion = self, None
+        self.connect_itself()
         self.says = torch.tensor([*text.encode(), *[256] * 64])
 
     def embed(self, tokens_BT: Tensor) -> Tensor:

@@ -109,10 +109,10 @@ def test_reachability_is_the_papers(isometric_model) -> None:  # type: ignore[no
                 assert (soft.influence[target][position][source] > 0) == seen
 
 
-@pytest.mark.parametrize(("fed_back", "carried"), [("first", 1), ("middle", 2), ("mix", 4), ("top", 4)])
-def test_reachability_of_a_lower_layer_fed_back(isometric_model, fed_back: str, carried: int) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("source", "carried"), [("first", 1), ("middle", 2), ("mix", 4), ("top", 4)])
+def test_reachability_of_a_lower_layer_fed_back(isometric_model, source: str, carried: int) -> None:  # type: ignore[no-untyped-def]
     """What is above the carried layer is read only by layers above it, as in Standard."""
-    standard, soft = measure_reach(isometric_model(layers=4, full_every=1, fed_back=fed_back), torch.arange(6), prompt=3)
+    standard, soft = measure_reach(isometric_model(layers=4, full_every=1, source=source), torch.arange(6), prompt=3)
     assert standard.carried == soft.carried == carried and standard.unexpected == soft.unexpected == 0
     for target in range(5):
         for position in range(5):
@@ -122,7 +122,7 @@ def test_reachability_of_a_lower_layer_fed_back(isometric_model, fed_back: str, 
 
 def test_a_fusion_that_passes_nothing_on_breaks_eq_7(isometric_model) -> None:  # type: ignore[no-untyped-def]
     model = isometric_model(layers=3, full_every=1)
-    torch.nn.init.zeros_(model.fusion.state.weight)
+    torch.nn.init.zeros_(model.connection.mergers[0].state.weight)
     standard, soft = measure_reach(model, torch.arange(6), prompt=3)
     assert standard.unexpected == 0 and soft.unexpected > 0
 

@@ -17,11 +17,11 @@ from fullband.data.batch import Document
 from fullband.data.build import build_loader
 from fullband.diagnose import diagnose, judge, rows_of_documents, rows_of_task, trace_passes
 from fullband.diagnose.diagnosis import Settings
-from fullband.feedback.passes import read_exact
 from fullband.model import FullBandModel
 from fullband.quickstart.recipes import fullband_recipe
 from fullband.run_folder import newest_checkpoint
 from fullband.training.loop import train
+from reference.seam import read
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +79,7 @@ def answers_right(model: FullBandModel, documents: list[Document]) -> float:
     for document in documents:
         at = int((document.tokens == ord("=")).nonzero()[-1])
         with torch.no_grad():
-            state_1D = read_exact(model, document.tokens[None, : at + 1])[:, -1]
+            state_1D = read(model, document.tokens[None, "exact", : at + 1])[:, -1]
         best = choices[(state_1D @ model.trunk.head_weight[choices].T).argmax()]
         right += int(best == document.targets[at])
     return right / len(documents)

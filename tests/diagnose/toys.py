@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullband.data.batch import Batch
+from reference.toy import ToyModel
 
 VOCAB = 4
 
@@ -31,14 +32,15 @@ class Positions:
         return self
 
 
-class Toy:
+class Toy(ToyModel):
     """A trunk and a fusion in one. `constant` scales the one-hot part; `turn`, a 2x2 matrix, replaces the gain by a map of the plane."""
 
-    context, context_note, vocab_size, crops = 4096, "", VOCAB, True
+    context, vocab_size = 4096, VOCAB
 
     def __init__(self, gain: float = 0.0, start: float = 1.0, constant: float = 10.0, turn: Tensor | None = None):
         self.map = torch.eye(2, dtype=torch.float64) * gain if turn is None else turn.double()
-        self.start, self.constant, self.trunk = start, constant, self
+        self.start, self.constant = start, constant
+        self.connect_itself()
 
     @property
     def head_weight(self) -> Tensor:

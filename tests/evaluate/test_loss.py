@@ -11,8 +11,8 @@ from fullband.config import TrunkConfig
 from fullband.data.batch import IGNORE
 from fullband.evaluate import accuracy_by_position, loss_by_passes
 from fullband.evaluate.loss import ratio_and_stderr
-from fullband.feedback.passes import read
 from fullband.model import FullBandModel
+from reference.seam import read
 
 CONTEXT = 12
 
@@ -38,7 +38,7 @@ def sum_by_hand(model: FullBandModel, document: list[int], passes: int | str) ->
     total = 0.0
     for start in range(0, len(inputs), CONTEXT):
         states = read(model, torch.tensor([inputs[start : start + CONTEXT]]), passes)
-        total += float(F.cross_entropy(model.logits(states[0]), torch.tensor(targets[start : start + CONTEXT]), reduction="sum"))
+        total += float(F.cross_entropy(model.trunk.head(states[0]), torch.tensor(targets[start : start + CONTEXT]), reduction="sum"))
     return total
 
 
@@ -111,7 +111,7 @@ def test_accuracy_by_position(model: FullBandModel, passes: int | str) -> None:
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(23, (50, 8), generator=generator)
     with torch.no_grad():
-        answers = model.logits(read(model, tokens, passes)).argmax(-1)
+        answers = model.trunk.head(read(model, tokens, passes)).argmax(-1)
     wrong = torch.rand(answers.shape, generator=generator) < torch.linspace(0, 1, 8)
     targets = torch.where(wrong, (answers + 1) % 23, answers)
     targets[::3, 4] = IGNORE

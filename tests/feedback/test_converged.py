@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fullband.feedback.converged import read_converged
-from fullband.feedback.passes import read
+from reference.seam import read, read_converged
 
 
 @pytest.fixture
@@ -15,7 +14,7 @@ def contracting(isometric_model):
     def make(gain=0.3, **overrides):
         model = isometric_model("residual", context=512, **overrides)
         with torch.no_grad():
-            model.fusion.state.weight.mul_(gain)
+            model.connection.mergers[0].state.weight.mul_(gain)
         return model
 
     return make
@@ -63,7 +62,7 @@ def test_a_row_does_not_depend_on_its_neighbours(contracting):
 def test_packed_documents_stay_apart(contracting):
     model, (tokens, positions, documents) = contracting(), rows([40])
     positions[0, 15:], documents[0, 15:] = torch.arange(25), 1
-    states, _, _ = read_converged(model, tokens, tolerance=1e-9, positions_BT=positions, documents_BT=documents)
+    states, _, _ = read_converged(model, tokens, tolerance=1e-9, positions=positions, documents=documents)
     alone = read(model, tokens[:, 15:], "exact")
     assert (states[:, 15:] - alone).abs().max() < 1e-7
 
@@ -85,7 +84,7 @@ def test_read_offers_it(contracting):
 @pytest.mark.parametrize("setting", [{"tolerance": 0.0}, {"tolerance": float("nan")}, {"window": 0}, {"max_passes": 1}])
 def test_settings_that_cannot_work_are_refused(contracting, setting):
     tokens, _, _ = rows([5])
-    with pytest.raises(ValueError, match=r"converged reading"):
+    with pytest.raises(ValueError, match=r"converged passes"):
         read_converged(contracting(), tokens, **setting)
 
 
@@ -93,4 +92,4 @@ def test_norms_are_not_trivial(contracting):
     """Guards the fixture: without feedback the states differ, so the tests above compare something."""
     model, (tokens, _, _) = contracting(), rows([50])
     assert (read(model, tokens, 0) - read(model, tokens, "exact")).norm(dim=-1).max() > 1e-2
-    assert any(isinstance(m, nn.Linear) for m in model.fusion.modules())
+    assert any(isinstance(m, nn.Linear) for m in model.connection.modules())

@@ -5,6 +5,7 @@ import torch
 
 from fullband.feedback.loss import IGNORE, multipass_loss, token_losses, token_losses_reference, weighted_loss
 from fullband.feedback.multipass import multipass
+from fullband.layout import Layout
 
 
 def example(rows=37, vocab=29, dtype=torch.float64):
@@ -115,7 +116,7 @@ def test_the_microbatch_split_does_not_matter(isometric_model, packed_rows):
         model.zero_grad()
         objective, passes = 0.0, []
         for part in split:
-            outputs = multipass(model, rows.tokens[part], [0, 0], rows.positions[part], rows.documents[part])
+            outputs = multipass(model, rows.tokens[part], [0, 0], Layout(rows.positions[part], rows.documents[part]))
             loss = multipass_loss(outputs, model.trunk.head_weight, rows.targets[part], scored, 1.0, 0.01, chunk_logits=150)
             loss.objective.backward()
             objective += loss.objective.detach()

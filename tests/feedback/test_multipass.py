@@ -7,7 +7,8 @@ import torch
 
 from fullband.feedback.loss import IGNORE, multipass_loss, token_losses_reference
 from fullband.feedback.multipass import Jitter, PassStates, multipass, multipass_reference
-from fullband.feedback.passes import fused_pass
+from fullband.layout import Layout
+from reference.seam import embed, fused_pass, lengths_run, run_trunk
 
 T = 24  # the window is 5: more than four of them
 PACKED = [[9, 12, 3], [24], [4, 4, 4, 12], [-5, 11, 8]]
@@ -49,10 +50,10 @@ CONDITIONS = {
 def evaluate(model, rows, condition, compute, prefixes, **options):
     """(objective, gradients by name, per-pass sums) of one computation."""
     model.trunk.activation_checkpointing = condition.checkpointing
-    place = (rows.positions, rows.documents) if condition.packed else (None, None)
+    layout = Layout(rows.positions, rows.documents) if condition.packed else Layout()
     jitter = Jitter(0.1, seed=3, step=11, rows=torch.arange(len(rows.tokens))) if condition.jitter else None
     targets = rows.targets if condition.masked else rows.targets.clamp(min=0)
-    outputs = compute(model, rows.tokens, prefixes, *place, jitter, **options)
+    outputs = compute(model, rows.tokens, prefixes, layout, jitter, **options)
     loss = multipass_loss(
         outputs, model.trunk.head_weight, targets, float((targets != IGNORE).sum()), 0.7, condition.z_loss, chunk_logits=200
     )
@@ -79,7 +80,7 @@ def test_law_3_reuse_equals_the_naive_passes(isometric_model, packed_rows, prefi
     for pieces in (False, True):
         assert_same(evaluate(model, rows, condition, multipass, prefixes, pieces=pieces), slow)
     if prefixes:
-        assert all(slow[1][name].abs().max() > 1e-8 for name in ("fusion.state.weight", "fusion.gate.weight"))
+        assert all(slow[1][name].abs().max() > 1e-8 for name in ("connection.mergers.0.state.weight", "connection.mergers.0.gate.weight"))
 
 
 @pytest.mark.parametrize("rounding", [5, 8])
@@ -108,7 +109,7 @@ def test_a_mask_that_says_the_first_position_is_fused_counts_it_as_plain(isometr
 @pytest.mark.parametrize("control", ["none", "shuffled"])
 def test_law_3_holds_for_every_fusion_and_control(isometric_model, packed_rows, fusion, control):
     model, rows = isometric_model(fusion), packed_rows(PACKED)
-    model.fusion.control = control
+    model.connection.control = control
     condition = Condition(packed=True, jitter=True, masked=True)
     assert_same(
         evaluate(model, rows, condition, multipass, [4, 13]),
@@ -123,7 +124,7 @@ def test_the_objective_is_equation_12(isometric_model, packed_rows):
     loss, _ = evaluate(model, rows, condition, multipass, prefixes)
     scored = (rows.targets != IGNORE).sum()
     expected = 0.0
-    for output in multipass_reference(model, rows.tokens, prefixes, rows.positions, rows.documents):
+    for output in multipass_reference(model, rows.tokens, prefixes, Layout(rows.positions, rows.documents)):
         nll, square = token_losses_reference(output.states.flatten(0, 1), model.trunk.head_weight, rows.targets.flatten())
         expected = expected + (1.0 if output.k == 1 else 0.7 / 3) * (nll.sum() + 0.1 * square.sum()) / scored
         own = loss.passes[output.k - 1]
@@ -138,8 +139,7 @@ def test_the_objective_is_equation_12(isometric_model, packed_rows):
 
 def test_the_prefix_is_never_computed_again(isometric_model, packed_rows):
     model, rows = isometric_model(), packed_rows(PACKED)
-    seen = []
-    model.trunk.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    seen = lengths_run(model.trunk)
     multipass(model, rows.tokens, [15, 4])
     assert seen == [T, T - 16, T - 5]
     seen.clear()
@@ -164,7 +164,7 @@ def prompts_and_answers(rows, seed=0):
 def test_law_3_holds_for_masks_of_plain_positions(isometric_model, packed_rows, condition, control):
     """K = 3 with prompts between the answers of packed rows, another mask in each pass, in both orders of their first fused position."""
     model, rows = isometric_model(), packed_rows(PACKED)
-    model.fusion.control = control
+    model.connection.control = control
     early, late = prompts_and_answers(rows, 1), prompts_and_answers(rows, 4)
     late[:, :9] = True
     assert (~early).any(0).int().argmax() < (~late).any(0).int().argmax()
@@ -172,7 +172,7 @@ def test_law_3_holds_for_masks_of_plain_positions(isometric_model, packed_rows, 
         slow = evaluate(model, rows, condition, multipass_reference, prefixes)
         for pieces, rounding in ((False, 1), (True, 1), (False, 4)):
             assert_same(evaluate(model, rows, condition, multipass, prefixes, pieces=pieces, rounding=rounding), slow)
-        assert slow[1]["fusion.state.weight"].abs().max() > 1e-8
+        assert slow[1]["connection.mergers.0.state.weight"].abs().max() > 1e-8
 
 
 def test_a_mask_reuses_up_to_the_first_fused_position(isometric_model, packed_rows):
@@ -180,9 +180,8 @@ def test_a_mask_reuses_up_to_the_first_fused_position(isometric_model, packed_ro
     plain = prompts_and_answers(rows, 2)
     plain[:, :7] = True
     first = int((~plain).any(0).int().argmax())
-    seen = []
-    model.trunk.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
-    outputs = multipass(model, rows.tokens, [plain, torch.ones_like(plain)], rows.positions, rows.documents)
+    seen = lengths_run(model.trunk)
+    outputs = multipass(model, rows.tokens, [plain, torch.ones_like(plain)], Layout(rows.positions, rows.documents))
     assert seen == [T, T - first, 1]
     torch.testing.assert_close(outputs[2].states, outputs[0].states[:, -1:], rtol=0, atol=1e-10)  # nothing fused: pass 1 again
     assert torch.equal(outputs[1].fused(T, "cpu"), ~plain)
@@ -194,7 +193,7 @@ def test_a_prompt_is_read_plainly_whatever_was_answered_before(isometric_model, 
     plain = prompts_and_answers(rows, 3)
     prompt_only = plain & (plain.cumprod(1) == 0) & (rows.documents > 0)
     for compute in (multipass, multipass_reference):
-        outputs = compute(model, rows.tokens, [plain, plain], rows.positions, rows.documents)
+        outputs = compute(model, rows.tokens, [plain, plain], Layout(rows.positions, rows.documents))
         for output in outputs[1:]:
             difference = (output.states - outputs[0].states[:, output.start :]).abs().amax(-1)
             assert difference[prompt_only[:, output.start :]].max() < 1e-10
@@ -208,10 +207,11 @@ def test_a_mask_of_another_length_is_refused(isometric_model):
             compute(model, tokens, [torch.ones(2, 5, dtype=torch.bool)])
 
 
-def wrong(model, tokens, prefixes, positions, documents, jitter, mistake):
+def wrong(model, tokens, prefixes, layout, jitter, mistake):
     """Multi-pass with one of the mistakes that prefix reuse invites."""
-    embeddings = model.trunk.embed(tokens)
-    plain, cache = model.trunk(embeddings, positions, documents, keep="all")
+    positions, documents = layout.positions_BT, layout.documents_BT
+    embeddings = embed(model.trunk, tokens)
+    plain, cache = run_trunk(model.trunk, embeddings, positions, documents, keep="all")
     outputs, previous, latest = [PassStates(1, 0, tokens.shape[1] - 1, plain)], plain, cache
     for k, p in enumerate(prefixes, start=2):
         start = p + 1

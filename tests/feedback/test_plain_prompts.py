@@ -5,7 +5,7 @@ import torch
 
 from fullband.decode import generate
 from fullband.decode.ahead import score
-from fullband.feedback.passes import read
+from reference.seam import lengths_run, read
 
 
 def plain(prompts: list[int], length: int) -> torch.Tensor:
@@ -17,9 +17,9 @@ def test_exact_reading_scores_a_generated_answer_as_decoding_did(isometric_model
     prompt = [3, 1, 4, 1, 5]
     answer = generate(model, [prompt], "soft", max_new_tokens=9)[0].tokens
     states = read(model, torch.tensor([prompt + answer]), "exact", plain_BT=plain([5], 14))
-    assert model.logits(states)[0, len(prompt) - 1 : -1].argmax(dim=-1).tolist() == answer
+    assert model.trunk.head(states)[0, len(prompt) - 1 : -1].argmax(dim=-1).tolist() == answer
     expected, residual = score(model, prompt, answer, passes=len(answer))
-    found = model.logits(states)[0, len(prompt) - 1 : -1].log_softmax(dim=-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+    found = model.trunk.head(states)[0, len(prompt) - 1 : -1].log_softmax(dim=-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
     assert residual == 0
     torch.testing.assert_close(found, expected.to(found.dtype), atol=1e-6, rtol=0)
 
@@ -48,7 +48,7 @@ def test_a_head_that_is_computed_once_changes_nothing(isometric_model, packed_ro
     model, rows = isometric_model(), packed_rows([[5, 7, 2], [14], [-3, 4, 7]])
     place = (rows.positions, rows.documents) if packed else (None, None)
     found = []
-    for model.trunk.reuses in (True, False):
+    for model.trunk.supports_prefix_reuse in (True, False):
         model.zero_grad()
         states = read(model, rows.tokens, passes, *place, plain_BT=plain(prompts, 14))
         held = states[rows.documents >= 0] if packed else states
@@ -59,8 +59,8 @@ def test_a_head_that_is_computed_once_changes_nothing(isometric_model, packed_ro
 
 
 def test_the_head_is_computed_once(isometric_model):
-    model, tokens, seen = isometric_model(), torch.zeros(2, 12, dtype=torch.long), []
-    model.trunk.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].shape[1]))
+    model, tokens = isometric_model(), torch.zeros(2, 12, dtype=torch.long)
+    seen = lengths_run(model.trunk)
     read(model, tokens, 3, plain_BT=plain([5, 8], 12))
     assert seen == [5, 7, 7, 7, 7]
     seen.clear()
@@ -69,5 +69,5 @@ def test_the_head_is_computed_once(isometric_model):
 
 
 def test_converged_is_refused(isometric_model):
-    with pytest.raises(ValueError, match="'converged' reads whole rows fused"):
+    with pytest.raises(ValueError, match="'converged' takes no prompts without feedback"):
         read(isometric_model(), torch.zeros(1, 10, dtype=torch.long), "converged", plain_BT=plain([4], 10))

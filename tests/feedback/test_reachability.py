@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fullband.feedback.passes import fused_pass, read
+from reference.seam import embed, fused_pass, read, run_trunk
 
 T, L = 5, 3
 
@@ -69,8 +69,8 @@ def test_soft_reads_every_layer_of_the_past_behind_a_plain_prompt(reached):
     prompt = 3
 
     def soft(model, tokens):
-        e = model.trunk.embed(tokens)
-        states, cache = model.trunk(e[:, :prompt], None, None, None, "all")
+        e = embed(model.trunk, tokens)
+        states, cache = run_trunk(model.trunk, e[:, :prompt], None, None, None, "all")
         top = states[:, -1]
         for t in range(prompt, T):
             states, cache = fused_pass(model, e[:, t : t + 1], e[:, t : t + 1], top, cache=cache, keep="all")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fullband.config import AdaptiveConfig, FeedbackConfig, Phase
 from fullband.feedback.schedule import AdaptiveShare, PassSchedule
 from fullband.feedback.settling import Settling
+from fullband.feedback_config import AdaptiveConfig, FeedbackConfig, Phase
 from fullband.presets import PAPER_RUNS, SCHEDULES, resolve_schedule
 from fullband.spans import schedule_spans
 

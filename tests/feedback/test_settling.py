@@ -5,17 +5,20 @@ import math
 import pytest
 import torch
 
-from fullband.feedback.passes import read
 from fullband.feedback.settling import Changes, measure_settling, settled_from
+from fullband.layout import Layout
+from reference.seam import read
+from reference.toy import ToyModel
 
 
-class Toy:
+class Toy(ToyModel):
     """A linear trunk without attention, and the fusion that carries r times the state's second half."""
 
-    context, vocab_size, crops = 10_000, 9, True
+    context, vocab_size = 10_000, 9
 
     def __init__(self, ratio, constant=100.0):
-        self.ratio, self.constant, self.trunk = ratio, constant, self
+        self.ratio, self.constant = ratio, constant
+        self.connect_itself()
 
     def embed(self, tokens):
         return torch.stack([torch.full_like(tokens, self.constant, dtype=torch.float64), 1.0 + tokens * 0.0], -1)
@@ -71,16 +74,16 @@ def test_the_wavefront_is_left_out():
     assert not measure_settling(Toy(1.3), torch.zeros(1, 23, dtype=torch.long), 12).settled(0.9)
     tokens = torch.zeros(1, 48, dtype=torch.long)
     halves = torch.arange(48)[None] // 23
-    assert not measure_settling(Toy(1.3), tokens, 12, positions_BT=torch.arange(48)[None] % 23, documents_BT=halves).measurable
+    assert not measure_settling(Toy(1.3), tokens, 12, layout=Layout(torch.arange(48)[None] % 23, halves)).measurable
     padded = torch.where(torch.arange(48)[None] < 23, 0, -1)
-    assert not measure_settling(Toy(1.3), tokens, 12, positions_BT=torch.arange(48)[None], documents_BT=padded).measurable
+    assert not measure_settling(Toy(1.3), tokens, 12, layout=Layout(torch.arange(48)[None], padded)).measurable
 
 
 def test_padding_is_not_measured(isometric_model, packed_rows):
     model = isometric_model()
     rows = packed_rows([[24, -16], [-16, 24]])
     alone = measure_settling(model, torch.stack([rows.tokens[0, :24], rows.tokens[1, 16:]]), 8)
-    padded = measure_settling(model, rows.tokens, 8, 1e-2, rows.positions, rows.documents)
+    padded = measure_settling(model, rows.tokens, 8, 1e-2, Layout(rows.positions, rows.documents))
     assert padded.ratio_median == pytest.approx(alone.ratio_median, abs=1e-5)
     assert padded.relative_change == pytest.approx(alone.relative_change, abs=1e-5)
 

@@ -28,7 +28,7 @@ def make(family: str, fusion: str = "gated", shape: dict[str, Any] | None = None
         fresh: nn.Module = model
     else:
         model = attach(build(family, **(shape or {})), fusion=fusion, **config)
-        fresh = model.fusion
+        fresh = model.connection
     for module in fresh.modules():
         if isinstance(module, nn.Linear):
             nn.init.orthogonal_(module.weight)
@@ -51,7 +51,7 @@ def run_row(model: FullBandForCausalLM, inputs_1TD: Tensor) -> Tensor:
 @torch.no_grad()
 def slow_logits(model: FullBandForCausalLM, prompt: list[int], new: list[int], passes: int | str, feeds_back: bool = True) -> Tensor:
     """[new + 1, V]: logits behind the prompt and behind each new token, all computed anew for every one (Eqs. 8-11)."""
-    return torch.stack([model.logits(top) for top in reference_tops(model, prompt, new, passes, feeds_back, run_row)])
+    return torch.stack([model.trunk.head(top) for top in reference_tops(model, prompt, new, passes, feeds_back, run_row)])
 
 
 def assert_near(found: Tensor, expected: Tensor) -> None:

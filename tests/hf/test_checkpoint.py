@@ -15,15 +15,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import fullband.decode as decode
-from fullband.feedback.passes import read
 from fullband.files import MANIFEST, write_json, write_manifest
 from fullband.hf import FullBandConfig, FullBandForCausalLM, attach
 from fullband.hf.source import find_source, load_source
 from fullband.model import FullBandModel
 from hf.models import NATIVE, PADDED, PROMPTS, make, shared
 from hf.sources import byte_tokenizer, plain_model, write_source
+from reference.seam import read
 
 WEIGHTS = "model.safetensors"
+
+GATE = "connection.mergers.0.gate.weight"
 
 
 def same_weights(one: Any, other: Any) -> bool:
@@ -48,7 +50,7 @@ def test_a_model_comes_back_from_its_folder(family: str, shards: bool, tmp_path:
         assert loaded.trunk.embedding_scale == model.trunk.embedding_scale != 1
         assert loaded.config.trunk_config._attn_implementation == model.config.trunk_config._attn_implementation == "sdpa"
     loaded.config.feedback_passes = 1
-    assert torch.equal(loaded(tokens).logits, model.logits(read(model, tokens, 1)))
+    assert torch.equal(loaded(tokens).logits, model.trunk.head(read(model, tokens, 1)))
 
 
 def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
@@ -102,17 +104,17 @@ def test_device_maps_and_what_they_cannot_offload(tmp_path: Path) -> None:
         assert decode.generate(placed, PROMPTS, "soft", max_new_tokens=2) == expected
     parts = ("trunk.embedding_scale", "trunk.lm.model.embed_tokens", "trunk.lm.model.layers.0", "trunk.lm.model.layers.1")
     everywhere = dict.fromkeys(
-        (*parts, "trunk.lm.model.norm", "trunk.lm.model.rotary_emb", "trunk.lm.lm_head", "fusion", "progress"), "cpu"
+        (*parts, "trunk.lm.model.norm", "trunk.lm.model.rotary_emb", "trunk.lm.lm_head", "connection", "progress"), "cpu"
     )
     options = dict(offload_folder=tmp_path / "offloaded", dtype=torch.float64)
     spread = FullBandForCausalLM.from_pretrained(tmp_path, device_map=everywhere | {parts[-1]: "disk"}, **options)
     assert next(spread.trunk.lm.model.layers[1].parameters()).device.type == "meta"
     made = spread.generate(torch.tensor(PROMPTS[1:]), max_new_tokens=2, do_sample=False, eos_token_id=None)
     assert made[0, len(PROMPTS[1]) :].tolist() == expected[1].tokens
-    for part, name in (("trunk.lm.lm_head", "head"), ("fusion", "fusion")):
+    for part, name in (("trunk.lm.lm_head", "head"), ("connection", "fusion")):
         with pytest.raises(ValueError, match=f"device_map: the {name} cannot be offloaded"):
             FullBandForCausalLM.from_pretrained(tmp_path, device_map=everywhere | {part: "disk"}, **options)
-    for device_map in ("auto", {"": "cpu"}, {"trunk": "cpu", "fusion": "cpu", "progress": "cpu"}):
+    for device_map in ("auto", {"": "cpu"}, {"trunk": "cpu", "connection": "cpu", "progress": "cpu"}):
         placed = FullBandForCausalLM.from_pretrained(tmp_path, device_map=device_map)
         assert same_weights(placed, shared("llama"))
         assert decode.generate(placed, PROMPTS, "soft", max_new_tokens=2) == decode.generate(
@@ -159,11 +161,11 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing fusion": (lambda f: rewrite(f, lambda t: t.pop("fusion.gate.weight")), "'fusion.gate.weight' is missing"),
+    "missing fusion": (lambda f: rewrite(f, lambda t: t.pop(GATE)), f"'{GATE}' is missing"),
     "missing trunk": (lambda f: rewrite(f, lambda t: t.pop("trunk.lm.model.norm.weight")), "'trunk.lm.model.norm.weight' is missing"),
     "missing scale": (lambda f: rewrite(f, lambda t: t.pop("trunk.embedding_scale")), "'trunk.embedding_scale' is missing"),
     "foreign": (lambda f: rewrite(f, lambda t: t.update(extra=torch.zeros(1))), "'extra' does not belong"),
-    "shape": (lambda f: rewrite(f, lambda t: t.update({"fusion.gate.weight": torch.zeros(3, 3)})), "fusion.gate.weight"),
+    "shape": (lambda f: rewrite(f, lambda t: t.update({GATE: torch.zeros(3, 3)})), GATE),
     "flipped bit": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-1] + b"\x01"), "SHA-256"),
     "cut off": (lambda f: ((f / MANIFEST).unlink(), (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-9])), "cannot be read"),
     "no config": (lambda f: ((f / MANIFEST).unlink(), (f / "config.json").write_text("{")), "config.json"),

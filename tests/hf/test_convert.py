@@ -20,12 +20,12 @@ from fullband.config import TrunkConfig
 from fullband.data.tokenizer import Tokenizer
 from fullband.data.tokenizers import ByteTokenizer, TaskTokenizer, load_tokenizer
 from fullband.decode import generate
-from fullband.feedback.passes import read
 from fullband.hf import FullBandForCausalLM
 from fullband.hf import convert as conversion
 from fullband.loading import load_model
 from fullband.model import FullBandModel
 from hf.sources import VOCABULARY, plain_model, tiny_llama, widen_tokenizer, write_source
+from reference.seam import read
 from trunk.huggingface.families import build
 
 T5 = T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1, num_heads=1)
@@ -51,7 +51,7 @@ def plain_logits(folder: Path) -> torch.Tensor:
 
 @torch.no_grad()
 def standard_logits(model: Any) -> torch.Tensor:
-    return model.logits(read(model, TOKENS))
+    return model.trunk.head(read(model, TOKENS))
 
 
 @pytest.mark.parametrize("fusion", ["residual", "gated", "concat", "add"])
@@ -61,7 +61,7 @@ def test_standard_is_the_source_bit_for_bit_from_the_folder_alone(source: Path, 
     model = load_model(tmp_path / "out")
     assert torch.equal(standard_logits(model), plain_logits(source))
     assert made.parameters == sum(p.numel() for p in model.parameters())
-    assert made.fusion_parameters == sum(p.numel() for p in model.fusion.parameters()) == 2 * 32 * 32 // (2 if fusion == "add" else 1)
+    assert made.fusion_parameters == sum(p.numel() for p in model.connection.parameters()) == 2 * 32 * 32 // (2 if fusion == "add" else 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -309,7 +309,7 @@ def test_the_source_is_never_replaced_by_what_is_made_of_it(source: Path, tmp_pa
     conversion.convert(source, tmp_path / "model")
     with pytest.raises(ValueError, match="is the source itself"):
         conversion.detach_folder(tmp_path / "model", tmp_path / "model", force=True)
-    assert load_model(tmp_path / "model").fusion is not None and plain_logits(source).shape[-1] == VOCABULARY
+    assert load_model(tmp_path / "model").connection is not None and plain_logits(source).shape[-1] == VOCABULARY
 
 
 def test_attach_refuses_a_misspelt_setting_and_what_is_attached_already(source: Path) -> None:
@@ -338,7 +338,7 @@ def test_attach_and_convert_agree(family: str, shape: dict[str, Any], tmp_path: 
     with torch.no_grad():
         expected = plain_model(tmp_path / "source")(tokens).logits
         for model in (attached, converted):
-            assert torch.equal(model.logits(read(model, tokens)), expected)
+            assert torch.equal(model.trunk.head(read(model, tokens)), expected)
             assert torch.equal(model(tokens).logits, expected)
             assert model.generate(tokens[:, :4], max_new_tokens=3, latent_feedback_mode="fused", eos_token_id=None).shape == (2, 7)
     assert attached.config.adaptation == converted.config.adaptation
@@ -350,9 +350,9 @@ def test_attach_runs_the_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any, embedding: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
         return embedding + carried[..., :5]
 
-    monkeypatch.setattr("fullband.feedback.fusion.Residual.combine", broken)
+    monkeypatch.setattr("fullband.feedback.mergers.Residual.combine", broken)
     with pytest.raises(ValueError, match="'llama' cannot be a trunk: a pass with feedback does not run \\(The size of tensor a"):
         conversion.attach(source)
-    monkeypatch.setattr("fullband.feedback.fusion.Residual.combine", lambda self, embedding, carried: embedding / 0)
+    monkeypatch.setattr("fullband.feedback.mergers.Residual.combine", lambda self, embedding, carried: embedding / 0)
     with pytest.raises(ValueError, match="its states with feedback overflow in float32"):
         conversion.attach(source)

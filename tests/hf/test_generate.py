@@ -229,13 +229,13 @@ def test_a_later_turn_reads_the_answer_again_and_not_the_prompt(
     settings["attention_mask"] = torch.cat([MASK, torch.ones(2, turn.shape[1] - LENGTH, dtype=torch.long)], dim=1)
     fresh = model.generate(turn, **settings)
     read: list[int] = []
-    forward = model.trunk.forward
+    above = model.trunk.above
 
     def counted(inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
         read.append(inputs.shape[1])
-        return forward(inputs, *args, **kwargs)
+        return above(inputs, *args, **kwargs)
 
-    monkeypatch.setattr(model.trunk, "forward", counted)
+    monkeypatch.setattr(model.trunk, "above", counted)
     again = model.generate(turn, **{CACHE: first[CACHE]}, **settings)
     assert torch.equal(again.sequences, fresh.sequences)
     assert_near(torch.stack(again.logits), torch.stack(fresh.logits))

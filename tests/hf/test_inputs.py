@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullband.feedback.passes import read
 from fullband.hf import FeedbackCache, FullBandForCausalLM
 from fullband.hf.rows import describe_rows
 from hf.models import PADDED, assert_near, make, shared
+from reference.seam import read
 from trunk.huggingface.families import random_tokens
 
 CUT = torch.tensor([[5, 6, 7, 0, 1, 2, 3]])  # the end of one document, then another
@@ -36,7 +36,8 @@ def tensor(value: Any) -> Tensor | None:
 )
 def test_a_row_may_begin_inside_a_document(mask: Any, positions: Any, documents: Any) -> None:
     found = describe_rows(torch.zeros(1, 4, dtype=torch.long), tensor(mask), tensor(positions))
-    assert found[0] is not None and found[0].tolist() == positions and found[1] is not None and found[1].tolist() == documents
+    assert found.positions_BT is not None and found.positions_BT.tolist() == positions
+    assert found.documents_BT is not None and found.documents_BT.tolist() == documents
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_rows_that_say_too_little_are_refused_by_name(mask: Any, positions: Any,
 def test_the_end_of_one_document_says_nothing_to_the_next(family: str, passes: int | str) -> None:
     model, tokens = shared(family), random_tokens(1, 7)
     changed = torch.cat([(tokens[:, :3] + 1) % 29, tokens[:, 3:]], dim=1)
-    documents = describe_rows(tokens, None, CUT)[1]
+    documents = describe_rows(tokens, None, CUT).documents_BT
     packed, other = (read(model, row, passes, CUT, documents) for row in (tokens, changed))
     assert torch.equal(packed[:, 3:], other[:, 3:]) and (packed - other)[:, :3].abs().max() > 1e-3
     assert_near(packed[:, 3:], read(model, tokens[:, 3:], passes))

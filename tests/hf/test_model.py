@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import fullband.decode as decode
-from fullband.feedback.passes import read
 from fullband.hf import FeedbackCache, FullBandForCausalLM
 from fullband.hf.versions import CACHE
 from hf.models import MASK, PADDED, PROMPTS, assert_near, make, shared
+from reference.seam import read
 
 BEHIND = torch.tensor([prompt + [0] * (7 - len(prompt)) for prompt in PROMPTS])
 BEHIND_MASK = MASK.flip(1)
@@ -76,7 +76,7 @@ def test_padded_rows_are_read_as_single_rows(family: str, passes: Any, tokens: T
     model = reads_with(family, passes)
     logits = model(tokens, attention_mask=mask).logits
     for row, prompt in enumerate(PROMPTS):
-        expected = model.logits(read(model, torch.tensor([prompt]), passes))[0]
+        expected = model.trunk.head(read(model, torch.tensor([prompt]), passes))[0]
         assert_near(logits[row, mask[row].bool()], expected)
 
 
@@ -88,7 +88,7 @@ def test_labels_give_the_loss_of_the_configured_reading(reads_with: Any) -> None
         output = model(PADDED, attention_mask=MASK, labels=labels)
         scored = [
             torch.nn.functional.cross_entropy(
-                model.logits(read(model, torch.tensor([p]), passes))[0, :-1], torch.tensor(p[1:]), reduction="sum"
+                model.trunk.head(read(model, torch.tensor([p]), passes))[0, :-1], torch.tensor(p[1:]), reduction="sum"
             )
             for p in PROMPTS
         ]
@@ -104,7 +104,7 @@ def test_packed_rows_and_chosen_logits(reads_with: Any) -> None:
     tokens = torch.tensor([PROMPTS[0] + PROMPTS[1]])
     positions = torch.tensor([[*range(len(PROMPTS[0])), *range(len(PROMPTS[1]))]])
     logits = model(tokens, position_ids=positions).logits[0]
-    expected = torch.cat([model.logits(read(model, torch.tensor([prompt]), 1))[0] for prompt in PROMPTS])
+    expected = torch.cat([model.trunk.head(read(model, torch.tensor([prompt]), 1))[0] for prompt in PROMPTS])
     assert_near(logits, expected)
     assert_near(model(tokens, position_ids=positions, logits_to_keep=3).logits[0], expected[-3:])
     assert_near(model(tokens, position_ids=positions, logits_to_keep=torch.tensor([2])).logits[0], expected[[2]])
@@ -113,7 +113,7 @@ def test_packed_rows_and_chosen_logits(reads_with: Any) -> None:
 def test_gradients_flow_through_the_passes(reads_with: Any) -> None:
     model = reads_with("native", 1)
     model(PADDED, labels=PADDED).loss.backward()
-    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.fusion.parameters())
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.connection.parameters())
     model.zero_grad(set_to_none=True)
 
 
@@ -198,6 +198,6 @@ def test_a_feedback_cache_moves_state_and_cache_together() -> None:
         state = decode.prefill(model, [prompt])
         for place, token in enumerate(new):
             state = decode.step(model, state, torch.tensor([token]), decode.resolve_mode("soft"))
-            assert_near(logits[row, place], model.logits(state.top_BD)[0])
+            assert_near(logits[row, place], model.trunk.head(state.top_BD)[0])
     with pytest.raises(ValueError, match="context of 48"), torch.no_grad():
         model(torch.ones(2, 45, dtype=torch.long), cache=cache)

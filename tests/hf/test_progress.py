@@ -57,12 +57,12 @@ def test_two_optimizers_that_step_together_are_one_step():
 def test_the_count_is_in_the_optimizers_state():
     """As after PEFT: the model's own tensors are as before training, the optimizer is loaded before the first forward."""
     model = make()
-    optimizer = torch.optim.AdamW(model.fusion.parameters(), lr=0.1)
+    optimizer = torch.optim.AdamW(model.connection.parameters(), lr=0.1)
     for _ in range(4):
         step(model, optimizer)
     saved = copy.deepcopy(optimizer.state_dict())
     resumed = make()
-    again = torch.optim.AdamW(resumed.fusion.parameters(), lr=0.1)
+    again = torch.optim.AdamW(resumed.connection.parameters(), lr=0.1)
     again.load_state_dict(saved)
     assert step(resumed, again) == 0 and int(resumed.progress.step) == 5  # it was at 4 when the forward began
     assert not any("fullband" in str(key) for key in again.param_groups[0])  # nothing of ours stands in a live optimizer

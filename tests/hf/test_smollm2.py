@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from fullband.data.tokenizers import load_tokenizer
 from fullband.decode import generate
-from fullband.feedback.passes import read
 from fullband.loading import load_model
 from hf.sources import plain_model
+from reference.seam import read
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared_data, pytest.mark.xdist_group("smollm2")]
 PROMPTS = ["The capital of France is", "def fibonacci(n):", "Once upon a time, there was a"]
@@ -48,7 +48,7 @@ def test_standard_perplexity_is_the_sources(source: Path, plain: PreTrainedModel
     text = (corpora / "wikitext2_test.txt").read_text(encoding="utf-8")
     tokens = torch.tensor([load_tokenizer(source).encode(text[:20_000])[:1024]])
     expected = plain(tokens).logits
-    found = converted.logits(read(converted, tokens))
+    found = converted.trunk.head(read(converted, tokens))
     assert torch.equal(found, expected)
     assert perplexity(found, tokens) == perplexity(expected, tokens)
     assert perplexity(expected, tokens) == pytest.approx(10.96, abs=0.05)  # it is the model, not noise

@@ -75,9 +75,9 @@ def test_trainer_follows_the_schedule_and_resumes_where_it_was(tmp_path):
 def test_trainer_in_bfloat16_keeps_the_passes(tmp_path):
     """Accelerate wraps `forward` in autocast: it takes the function out of the method."""
     model = make()
-    before = model.fusion.state.weight.detach().clone()
+    before = model.connection.mergers[0].state.weight.detach().clone()
     Trainer(model=model, args=arguments(tmp_path, max_steps=2, bf16=True), train_dataset=rows()).train()
-    assert int(model.progress.step) == 2 and not torch.equal(before, model.fusion.state.weight)
+    assert int(model.progress.step) == 2 and not torch.equal(before, model.connection.mergers[0].state.weight)
 
 
 def test_a_step_in_which_nothing_is_scored_changes_no_weight_to_nan(tmp_path):
@@ -108,7 +108,7 @@ def test_the_page_on_trainers_runs(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     tuned = FullBandForCausalLM.from_pretrained(tmp_path / "smollm2-tuned")
-    assert int(tuned.progress.step) == 20 and tuned.fusion.state.weight.abs().sum() > 0
+    assert int(tuned.progress.step) == 20 and tuned.connection.mergers[0].state.weight.abs().sum() > 0
 
 
 @pytest.mark.parametrize("packing", [None, "packed", "padding_free"])
@@ -122,12 +122,12 @@ def test_sft_trainer_trains_it(tmp_path, tokenizer, packing):
         max_steps=4, logging_steps=1, use_cpu=True, save_strategy="no", bf16=False, gradient_checkpointing=False, **options,
     )  # fmt: skip
     model = make()
-    before = model.fusion.state.weight.detach().clone()
+    before = model.connection.mergers[0].state.weight.detach().clone()
     trainer = trl.SFTTrainer(model=model, args=config, train_dataset=texts, processing_class=tokenizer)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(logged) == 4 and all(0 < entry["mean_token_accuracy"] < 1 or entry["mean_token_accuracy"] == 0 for entry in logged)
-    assert int(model.progress.step) >= 3 and not torch.equal(before, model.fusion.state.weight)
+    assert int(model.progress.step) >= 3 and not torch.equal(before, model.connection.mergers[0].state.weight)
 
 
 def test_lora_trains_its_adapters_only_and_merges_exactly(tmp_path):
@@ -137,7 +137,7 @@ def test_lora_trains_its_adapters_only_and_merges_exactly(tmp_path):
     wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "state", "gate"], task_type="CAUSAL_LM"))
     Trainer(model=wrapped, args=arguments(tmp_path, max_steps=3), train_dataset=rows()).train()
     changed = {name for name, p in wrapped.named_parameters() if p.requires_grad and p.abs().sum() > 0}
-    assert any("fusion.state.lora_B" in name for name in changed) and any("q_proj.lora_B" in name for name in changed)
+    assert any("connection.mergers.0.state.lora_B" in name for name in changed) and any("q_proj.lora_B" in name for name in changed)
     ids = torch.tensor([[5, 9, 17, 30]])
     settings = dict(max_new_tokens=6, do_sample=False, latent_feedback_mode="soft", output_logits=True, return_dict_in_generate=True)
     unmerged = wrapped.eval().generate(ids, **settings)
@@ -146,7 +146,8 @@ def test_lora_trains_its_adapters_only_and_merges_exactly(tmp_path):
     again = merged.generate(ids, **settings)
     assert torch.equal(unmerged.sequences, again.sequences)
     torch.testing.assert_close(torch.stack(unmerged.logits), torch.stack(again.logits), atol=1e-4, rtol=1e-4)
-    assert not torch.equal(frozen["fusion.state.weight"], dict(merged.named_parameters())["fusion.state.weight"])
+    name = "connection.mergers.0.state.weight"
+    assert not torch.equal(frozen[name], dict(merged.named_parameters())[name])
 
 
 def test_grpo_samples_soft_and_scores_the_same(tmp_path, tokenizer):

@@ -10,10 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fullband.decode import generate
 from fullband.decode.ahead import score
-from fullband.feedback.passes import fused_pass
 from fullband.hf import FullBandForCausalLM, attach
 from fullband.hf.rows import describe_rows, shifted_targets
 from fullband.hf.training import pass_schedule, token_objective
+from reference.seam import embed, fused_pass, run_trunk
 
 SHAPE = dict(
     vocab_size=61, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8
@@ -48,18 +48,18 @@ def test_the_loss_and_every_gradient_are_those_of_whole_passes_written_out():
     output.loss.backward()
 
     prefix = pass_schedule(twin)[1].prefixes(0, 0, 2, ids.shape[1], torch.arange(3))[0]
-    embeddings = twin.trunk.embed(ids)
-    first, _ = twin.trunk(embeddings)
+    embeddings = embed(twin.trunk, ids)
+    first, _ = run_trunk(twin.trunk, embeddings)
     second, _ = fused_pass(twin, embeddings, first, plain_BT=torch.arange(ids.shape[1])[None] <= prefix)
 
     def mean(states):
-        return F.cross_entropy(twin.logits(states)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return F.cross_entropy(twin.trunk.head(states)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
     expected = mean(first) + mean(second)  # lambda / (K - 1) = 1
     expected.backward()
     torch.testing.assert_close(output.loss, expected, atol=1e-6, rtol=0)
     assert_same_gradients(model, twin)
-    torch.testing.assert_close(output.logits, twin.logits(first).detach())
+    torch.testing.assert_close(output.logits, twin.trunk.head(first).detach())
     assert not output.logits.requires_grad
 
 
@@ -73,7 +73,7 @@ def test_the_objective_position_by_position_sums_to_the_loss_with_the_same_gradi
     loss = whole(input_ids=ids, labels=labels, num_items_in_batch=counted).loss
     objective, states = token_objective(apart, ids, None, None, labels)
     torch.testing.assert_close(objective.sum() / counted, loss, atol=1e-6, rtol=0)
-    torch.testing.assert_close(states, apart.trunk(apart.trunk.embed(ids))[0])
+    torch.testing.assert_close(states, run_trunk(apart.trunk, embed(apart.trunk, ids))[0])
     assert not objective[1, :6].any() and not objective[:, -1].any()
     loss.backward()
     (objective.sum() / counted).backward()
@@ -95,7 +95,7 @@ def test_a_trainers_own_head_over_the_model_keeps_the_passes(wrapped):
     torch.testing.assert_close(-output.log_probs.sum(), expected, atol=1e-6, rtol=0)
     assert torch.equal(output.is_top1.bool(), plain[:, :-1].argmax(dim=-1) == ids[:, 1:])
     output.log_probs.sum().backward()
-    assert all(parameter.grad is not None for parameter in model.fusion.parameters())
+    assert all(parameter.grad is not None for parameter in model.connection.parameters())
     scored = model.eval()(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
     torch.testing.assert_close(scored, plain[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0].to(scored.dtype))
 
@@ -181,7 +181,7 @@ def test_a_step_of_one_pass_still_touches_the_fusion():
     """DistributedDataParallel's gradients are silently wrong if a parameter takes part in some steps only."""
     model = make([{"fraction": 1.0, "passes": {1: 1.0}}])
     model(input_ids=tokens(), labels=tokens()).loss.backward()
-    for parameter in model.fusion.parameters():
+    for parameter in model.connection.parameters():
         assert parameter.grad is not None and not parameter.grad.any()
 
 
@@ -244,7 +244,7 @@ def test_rows_are_described_as_fullband_counts_them(mask, positions, expected_po
         return None if value is None else torch.tensor(value)
 
     found = describe_rows(torch.zeros(1, 4, dtype=torch.long), tensor(mask), tensor(positions))
-    for value, expected in zip(found, (expected_positions, expected_documents), strict=True):
+    for value, expected in zip((found.positions_BT, found.documents_BT), (expected_positions, expected_documents), strict=True):
         assert (value is None) == (expected is None)
         assert value is None or value.tolist() == expected
 

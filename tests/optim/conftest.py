@@ -63,7 +63,7 @@ class Model(nn.Module):
     def __init__(self, width: int = 8, heads: int = 2, layers: int = 2, vocab: int = 11) -> None:
         super().__init__()
         self.trunk = Trunk(width, heads, layers, vocab)
-        self.fusion = Fusion(width)
+        self.connection = nn.ModuleDict({"mergers": nn.ModuleList([Fusion(width)])})
 
     def loss(self, step: int) -> Tensor:
         total = torch.zeros(())

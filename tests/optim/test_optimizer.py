@@ -89,7 +89,7 @@ def test_a_state_that_does_not_fit_is_refused_untouched(make_model) -> None:
     optimizer = Optimizer(model, CONFIG, 10)
     train(model, optimizer, range(2))
     good, before = copies(optimizer.state_dict()), copies(optimizer.state_dict())
-    key = "fusion.gate.weight.momentum"
+    key = "connection.mergers.0.gate.weight.momentum"
     with pytest.raises(ValueError, match=rf"{key} is missing"):
         optimizer.load_state_dict({k: t + 1 for k, t in good.items() if k != key})
     with pytest.raises(ValueError, match=rf"{key} has shape \[8, 9\], the model needs \[8, 8\]"):

@@ -24,8 +24,8 @@ def test_the_split(make_model) -> None:
         "trunk.blocks.0.glu.gate.weight",
         "trunk.blocks.0.glu.up.weight",
         "trunk.blocks.0.glu.down.weight",
-        "fusion.state.weight",
-        "fusion.gate.weight",
+        "connection.mergers.0.state.weight",
+        "connection.mergers.0.gate.weight",
     }
     assert names(groups, "adam") == {
         "trunk.embedding.weight",
@@ -88,7 +88,7 @@ def test_names_do_not_depend_on_compilation(make_model) -> None:
 def test_incomplete_or_double_groups_are_named(make_model) -> None:
     model = make_model()
     groups = parameter_groups(model)
-    with pytest.raises(ValueError, match=r"fusion\.state\.weight: trainable, but in no parameter group"):
+    with pytest.raises(ValueError, match=r"connection\.mergers\.0\.state\.weight: trainable, but in no parameter group"):
         check_groups(model, [group for group in groups if group.name != "fusion matrices"])
     twice = ParameterGroup("again", "adam", [groups[0].parameters[0]])
     with pytest.raises(ValueError, match=r"attention\.query\.weight: in the groups 'stack matrices' and 'again'"):
@@ -98,7 +98,7 @@ def test_incomplete_or_double_groups_are_named(make_model) -> None:
 
 
 def test_fusion_is_known_by_its_name() -> None:
-    assert is_fusion("fusion.gate.weight") and is_fusion("model.fusion.state.weight")
+    assert is_fusion("connection.mergers.0.gate.weight") and is_fusion("model.connection.mergers.0.state.weight")
     assert not is_fusion("trunk.blocks.0.glu.gate.weight") and not is_fusion("trunk.confusion.weight")
 
 

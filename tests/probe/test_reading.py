@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullband.decode.prefill import Lane
-from fullband.feedback.passes import fused_pass, read
 from fullband.model import FullBandModel
 from fullband.probe.reading import Answers, before_colon, colon_residuals, embedding_only, margins, patched_margins
 from fullband.probe.run import moved_answers
+from reference.seam import embed, fused_pass, read
 
 STEPS = {1: 1, 2: 2, 4: 5}  # 4 covers more tokens in some tokenizers
 ANSWERS = Answers([], (3, 4))
@@ -37,7 +37,7 @@ def recurrent_suffix(model: FullBandModel, tokens_BT: Tensor, k: int) -> Tensor:
     plain_BT = torch.arange(tokens_BT.shape[1])[None] < tokens_BT.shape[1] - k
     states = read(model, tokens_BT)
     for _ in range(k):
-        states, _ = fused_pass(model, model.trunk.embed(tokens_BT), states, plain_BT=plain_BT)
+        states, _ = fused_pass(model, embed(model.trunk, tokens_BT), states, plain_BT=plain_BT)
     return states
 
 
@@ -52,7 +52,7 @@ def test_each_way_of_prefilling(model: FullBandModel, tokens_BT: Tensor, name: s
         expected = read(model, tokens_BT, "exact")
     else:
         expected = recurrent_suffix(model, tokens_BT, STEPS[int(name)])
-    torch.testing.assert_close(found[name].boundary_BD, expected[:, -1], rtol=0, atol=1e-10)
+    torch.testing.assert_close(found[name].top_BD, expected[:, -1], rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
@@ -84,16 +84,18 @@ def test_patching(model: FullBandModel, tokens_BT: Tensor, name: str) -> None:
     """At depth 0 a standard prefill has nothing to swap; at the last depth the answer is the partner's, whole; and at depth 0 of a
     recurrent one the carried states are what is swapped."""
     (_, colon), *_ = before_colon(model, tokens_BT, [name], STEPS)
-    residual_EBD, lane = colon_residuals(model, colon)
-    own_B = margins(model, lane, ANSWERS, colon.recurrent)
+    residual_EBD, known = colon_residuals(model, colon)
+    own_B = margins(model, known, ANSWERS, colon.recurrent)
     partner_B = own_B[[1, 0, 3, 2]]
     patched = [patched_margins(model, colon, residual_BD, depth, ANSWERS) for depth, residual_BD in enumerate(residual_EBD)]
     torch.testing.assert_close(patched[-1], partner_B)
     if name == "standard":
         torch.testing.assert_close(patched[0], own_B)
     else:
-        assert colon.lane.boundary_BD is not None
-        swapped = type(colon)(Lane(colon.lane.cache, colon.lane.boundary_BD[[1, 0, 3, 2]]), colon.token_B, True)
+        fed = colon.known.fed
+        assert fed.before_BWD is not None
+        other = replace(colon.known, fed=replace(fed, before_BWD=fed.before_BWD[[1, 0, 3, 2]]))
+        swapped = replace(colon, known=other)
         torch.testing.assert_close(patched[0], margins(model, colon_residuals(model, swapped)[1], ANSWERS, True))
     assert not torch.allclose(patched[1], own_B) and not torch.allclose(patched[1], partner_B)
 
@@ -101,10 +103,10 @@ def test_patching(model: FullBandModel, tokens_BT: Tensor, name: str) -> None:
 @torch.no_grad()
 def test_answers_that_begin_alike_are_told_apart_behind_what_they_share(model: FullBandModel, tokens_BT: Tensor) -> None:
     (_, colon), *_ = before_colon(model, tokens_BT, ["standard"], STEPS)
-    lane = colon_residuals(model, colon)[1]
+    known = colon_residuals(model, colon)[1]
     longer = torch.cat([tokens_BT, torch.tensor([[5], [5], [5], [5]])], dim=1)
-    logits = model.logits(read(model, longer)[:, -1])
-    found = margins(model, lane, Answers([5], (3, 4)), recurrent=False)
+    logits = model.trunk.head(read(model, longer)[:, -1])
+    found = margins(model, known, Answers([5], (3, 4)), recurrent=False)
     torch.testing.assert_close(found, (logits[:, 4] - logits[:, 3]).float())
 
 

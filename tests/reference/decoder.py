@@ -73,7 +73,7 @@ def layer(w: dict[str, Tensor], config: Any, x: list[Tensor], places: list[int],
 
 def gated_input(model_state: dict[str, Tensor], eps: float, e: Tensor, h: Tensor) -> Tensor:
     """Eq. 4 and the input norm, for one position."""
-    fused = (model_state["fusion.state.weight"] @ h) * torch.sigmoid(model_state["fusion.gate.weight"] @ e)
+    fused = (model_state["connection.mergers.0.state.weight"] @ h) * torch.sigmoid(model_state["connection.mergers.0.gate.weight"] @ e)
     return rms(fused, model_state["trunk.input_norm.weight"], eps)
 
 

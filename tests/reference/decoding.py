@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fullband.trunk.attention import dense_plan
+from reference.seam import embed, run_trunk
 
 Run = Callable[[Any, Tensor], Tensor]  # top states [B, T, D] of whole rows of inputs, from the trunk alone
 
@@ -17,7 +18,7 @@ Run = Callable[[Any, Tensor], Tensor]  # top states [B, T, D] of whole rows of i
 def run_decoder(model: Any, inputs_BTD: Tensor) -> Tensor:
     """Of an App. A decoder."""
     plan, model.trunk.plan = model.trunk.plan, dense_plan
-    states, _ = model.trunk(inputs_BTD)
+    states, _ = run_trunk(model.trunk, inputs_BTD)
     model.trunk.plan = plan
     return states
 
@@ -31,7 +32,7 @@ class ReferenceRows:
     @torch.no_grad()
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], feedback_passes: int | str, run: Run = run_decoder) -> None:
         self.model, self.run = model, run
-        embedded = [model.trunk.embed(torch.tensor([list(prompt)]))[0] for prompt in prompts]
+        embedded = [embed(model.trunk, torch.tensor([list(prompt)]))[0] for prompt in prompts]
         self.inputs = embedded
         if feedback_passes == "exact":
             self.inputs = [row[:1] for row in embedded]
@@ -53,7 +54,7 @@ class ReferenceRows:
         return self.states()[range(len(self.inputs)), [len(row) - 1 for row in self.inputs]]
 
     def fuse(self, embedded_TD: Tensor, states_TD: Tensor) -> Tensor:
-        return self.model.fusion(embedded_TD[None], states_TD[None], self.model.trunk.input_norm)[0]
+        return self.model.connection.merge(embedded_TD[None], states_TD[None], self.model.trunk)[0]
 
     @torch.no_grad()
     def append(self, embedded_D: Sequence[Tensor | None], tops_BD: Tensor | None) -> None:
@@ -65,7 +66,7 @@ class ReferenceRows:
 
     @torch.no_grad()
     def append_tokens(self, tokens_B: Sequence[int], tops_BD: Tensor | None) -> None:
-        self.append(list(self.model.trunk.embed(torch.tensor(tokens_B)[:, None])[:, 0]), tops_BD)
+        self.append(list(embed(self.model.trunk, torch.tensor(tokens_B)[:, None])[:, 0]), tops_BD)
 
 
 def reference_rows(
@@ -99,6 +100,6 @@ def reference_greedy(
     rows, made = ReferenceRows(model, prompts, feedback_passes, run), []
     for _ in range(count):
         tops_BD = rows.tops()
-        made.append(model.logits(tops_BD).argmax(-1).tolist())
+        made.append(model.trunk.head(tops_BD).argmax(-1).tolist())
         rows.append_tokens(made[-1], tops_BD if feeds_back else None)
     return [list(row) for row in zip(*made, strict=True)]

@@ -20,7 +20,7 @@ def reference_sliding_greedy(
             text = text[-(context // 2) :]
             rows = ReferenceRows(model, [text], feedback_passes)
         top = rows.tops()
-        made.append(int(model.logits(top).argmax()))
+        made.append(int(model.trunk.head(top).argmax()))
         text = [*text, made[-1]]
         if len(text) <= context:
             rows.append_tokens([made[-1]], top if feeds_back else None)

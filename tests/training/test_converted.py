@@ -94,7 +94,7 @@ def test_a_hugging_face_model_is_converted_at_the_start(converted: MakeRecipe, l
     for name, tensor in source.state_dict().items():
         assert torch.equal(run.model.trunk.lm.state_dict()[name], tensor), name
     assert run.loader.tokenizer.name == load_tokenizer(llama).name
-    assert run.model.config.fusion == "residual" and run.model.training
+    assert run.model.config.connected.fusion == "residual" and run.model.training
 
 
 def test_the_fused_input_is_scaled_to_the_training_text(converted: MakeRecipe, llama: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_checkpoint_is_a_model_folder_that_training_can_start_from(converted: 
         state = run.model.state_dict()
         assert all(torch.equal(state[name], tensor) for name, tensor in trained.items())
         assert run.loader.tokenizer.name == load_tokenizer(last_of(first.output or "")).name
-    with pytest.raises(ValueError, match=r"its fusion is residual, the recipe's model.fusion is gated"):
+    with pytest.raises(ValueError, match=r"its fusion is residual, the recipe's gated"):
         prepare(converted("third", model={"source": first.output, "fusion": "gated"}), resume=False)
 
 
@@ -145,7 +145,7 @@ def test_fusion_warmup_freezes_the_trunk(converted: MakeRecipe, kind: str) -> No
     train(config)
     at = [read_tensors(Path(config.output or "") / "checkpoints" / f"step-{n:08d}" / "model.safetensors") for n in (1, 2, 3)]
     moved = [{name for name in a if not torch.equal(a[name], b[name])} for a, b in pairwise(at)]
-    assert moved[0] == {"fusion.state.weight", "fusion.gate.weight"}
+    assert moved[0] == {"connection.mergers.0.state.weight", "connection.mergers.0.gate.weight"}
     assert len(moved[1]) > 15
     assert [entry["loss_weight"] for entry in entries(config)] == [0.25, 0.5, 0.75, 1.0]
 
@@ -197,7 +197,7 @@ def test_every_family_is_grouped_once(recipe: MakeRecipe, jsonl: str, family: st
     owner = {name: group for group in groups for name, _ in group.parameters}
     assert set(owner) == {name for name, _ in run.model.named_parameters()}
     maps = {name for name, group in owner.items() if group.optimizer == "normuon"}
-    assert maps == {name for name in owner if re.search(rf"^fusion\.|\.({MAPS[family]})\.weight$", name)}
+    assert maps == {name for name in owner if re.search(rf"^connection\.|\.({MAPS[family]})\.weight$", name)}
     assert {group.optimizer for group in parameter_groups(run.model, "adam")} == {"adam"}
 
 

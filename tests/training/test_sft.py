@@ -15,11 +15,12 @@ from fullband.data.batch import IGNORE
 from fullband.data.chat_template import TEMPLATE_FILE
 from fullband.feedback.loss import token_losses
 from fullband.feedback.multipass import Jitter, multipass_reference
-from fullband.feedback.passes import read
+from fullband.layout import Layout
 from fullband.training import train
 from fullband.training.evaluation import validation_losses
 from fullband.training.metrics import read_metrics
 from fullband.training.run import prepare
+from reference.seam import read
 from training.runs import StopAt, assert_same_run, last_of, with_changes
 
 MakeRecipe = Callable[..., Recipe]
@@ -57,7 +58,7 @@ def test_the_first_step_is_equation_12_over_the_answers(sft: MakeRecipe) -> None
     batch = run.loader.next_batch()
     assert batch.plain is not None and int(batch.documents.max()) >= 1
     outputs = multipass_reference(
-        run.model, batch.tokens, [batch.plain] * 2, batch.positions, batch.documents, Jitter(0.02, config.seed, 0, torch.arange(4))
+        run.model, batch.tokens, [batch.plain] * 2, Layout(batch.positions, batch.documents), Jitter(0.02, config.seed, 0, torch.arange(4))
     )
     losses = [token_losses(o.states.flatten(0, 1), run.model.trunk.head_weight, batch.targets.flatten())[0] for o in outputs]
     means = [float(nll.sum() / (batch.targets != IGNORE).sum()) for nll in losses]
@@ -80,7 +81,7 @@ def test_evaluation_reads_prompts_plainly_and_answers_as_soft_makes_them(sft: Ma
             torch.testing.assert_close(packed[row, at], alone, rtol=0, atol=1e-10)
     nll, _ = token_losses(packed.flatten(0, 1), run.model.trunk.head_weight, batch.targets.flatten())
     assert validation_losses(run.model, [batch], ["exact"])["exact"] == pytest.approx(float(nll.sum()) / batch.counted, abs=1e-12)
-    with pytest.raises(ValueError, match="'converged' reads whole rows fused"):
+    with pytest.raises(ValueError, match="'converged' takes no prompts without feedback"):
         read(run.model, batch.tokens, "converged", batch.positions, batch.documents, batch.plain)
 
 

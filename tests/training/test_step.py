@@ -13,7 +13,6 @@ from torch import Tensor
 from fullband.config import Recipe
 from fullband.data.build import build_loader
 from fullband.feedback.loss import IGNORE, token_losses
-from fullband.feedback.passes import read
 from fullband.feedback.schedule import PassSchedule
 from fullband.files import read_tensors
 from fullband.training import train
@@ -21,6 +20,7 @@ from fullband.training.metrics import read_metrics
 from fullband.training.models import compiled_feedback
 from fullband.training.run import Run, prepare
 from fullband.training.step import StepReport, accumulate_gradients
+from reference.seam import read
 
 MakeRecipe = Callable[..., Recipe]
 UNEVEN = {"data__length": 24, "data__shuffle_documents": 4, "train__batch_rows": 6}

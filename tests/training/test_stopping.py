@@ -136,7 +136,7 @@ def poison(recipe: Recipe, step: int, monkeypatch: pytest.MonkeyPatch, what: str
             if what == "loss":
                 report.objective = float("nan")
             else:
-                model.fusion.state.weight.grad[0, 0] = float("inf")
+                model.connection.mergers[0].state.weight.grad[0, 0] = float("inf")
                 report.gradient_norm = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
         return report
 

@@ -14,6 +14,7 @@ from fullband.config import Recipe
 from fullband.feedback.loss import PassLoss, token_losses
 from fullband.feedback.multipass import Jitter, multipass_reference
 from fullband.files import read_tensors
+from fullband.layout import Layout
 from fullband.model import FullBandModel
 from fullband.training import train
 from fullband.training.metrics import read_metrics
@@ -99,7 +100,7 @@ def test_fusion_warmup_trains_the_fusion_and_nothing_else(recipe: MakeRecipe, cl
     for step in range(1, 6):
         before, after = tensors_at(config, step), tensors_at(config, step + 1)
         moved.append({name for name in before if not torch.equal(before[name], after[name])})
-    fusion = {name for name in tensors_at(config, 1) if ".fusion." in f".{name.removeprefix('optimizer ')}"}
+    fusion = {name for name in tensors_at(config, 1) if ".connection." in f".{name.removeprefix('optimizer ')}"}
     everything = set(tensors_at(config, 1))
     assert len(fusion) == 6  # two matrices, and of each its momentum and second moment
     assert moved[0] == everything - fusion  # step 1: plain, the fusion is not even decayed
@@ -116,7 +117,7 @@ def losses_by_hand(recipe: Recipe, checkpoint: Path | None, step: int) -> tuple[
     rows = torch.arange(batch.shape[0])
     (prefix,) = run.schedule.prefixes(step, 0, 2, batch.shape[1], rows)
     jitter = Jitter(recipe.feedback.jitter, recipe.seed, step, rows)
-    outputs = multipass_reference(model, batch.tokens, [prefix], batch.positions, batch.documents, jitter)
+    outputs = multipass_reference(model, batch.tokens, [prefix], Layout(batch.positions, batch.documents), jitter)
     means = []
     for output in (outputs[1], outputs[0]):
         nll, _ = token_losses(

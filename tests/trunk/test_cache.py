@@ -6,8 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule
 
+from fullband.feedback.passes import PassState
 from fullband.feedback.state import DecodeState
 from fullband.trunk.cache import Slots
+from reference.seam import embed, run_trunk
 
 
 class SlotsAgainstLists(RuleBasedStateMachine):
@@ -75,7 +77,7 @@ def test_gradients_pass_through_append():
 
 @torch.no_grad()
 def run(model, tokens, cache=None, keep="all", documents=None):
-    return model.trunk(model.trunk.embed(tokens), None, documents, cache, keep)
+    return run_trunk(model.trunk, embed(model.trunk, tokens), None, documents, cache, keep)
 
 
 def test_forks_continue_independently(isometric_model):
@@ -155,7 +157,7 @@ def test_decode_state_moves_cache_and_state_together(isometric_model):
     model = isometric_model()
     tokens = torch.randint(23, (3, 6))
     states, cache = run(model, tokens)
-    state = DecodeState(cache, states[:, -1], torch.full((3,), 6), torch.arange(3))
+    state = DecodeState(PassState(cache, states[:, -1:]), None, states[:, -1], torch.full((3,), 6), torch.arange(3))
     chosen = state.select(torch.tensor([2, 0]))
     assert torch.equal(chosen.top_BD, states[[2, 0], -1]) and chosen.cache.batch == 2 and chosen.documents_B.tolist() == [2, 0]
     assert state.repeat(2).documents_B.tolist() == [0, 0, 1, 1, 2, 2]

@@ -6,16 +6,18 @@ import torch
 from fullband.model import FullBandModel
 from fullband.presets import TRUNKS
 from fullband.trunk.attention import dense_plan
-from reference.decoder import decoder_states, embed
+from reference.decoder import decoder_states
+from reference.decoder import embed as embedded
+from reference.seam import embed, run_trunk
 
 
 def check(model, tokens, positions=None, documents=None):
     trunk = model.trunk
     state, config = trunk.state_dict(), trunk.config
-    inputs = trunk.embed(tokens)
-    torch.testing.assert_close(inputs, embed(state, config, tokens), rtol=0, atol=1e-10)
+    inputs = embed(trunk, tokens)
+    torch.testing.assert_close(inputs, embedded(state, config, tokens), rtol=0, atol=1e-10)
     expected = decoder_states(state, config, inputs, positions, documents)
-    states, _ = trunk(inputs, positions, documents)
+    states, _ = run_trunk(trunk, inputs, positions, documents)
     torch.testing.assert_close(states, expected, rtol=0, atol=1e-10)
 
 
@@ -47,13 +49,15 @@ def test_pieces_through_the_cache_equal_one_piece(isometric_model, packed_rows, 
     model = isometric_model(window=3)
     rows = packed_rows([[4, 6, 3], [-5, 8, -0], [13]])
     for dressed in (True, False):
-        whole, _ = model.trunk(model.trunk.embed(rows.tokens), rows.positions if dressed else None, rows.documents if dressed else None)
+        whole, _ = run_trunk(
+            model.trunk, embed(model.trunk, rows.tokens), rows.positions if dressed else None, rows.documents if dressed else None
+        )
         cache, parts, start = None, [], 0
         for size in sizes:
             here = slice(start, start + size)
             places, owners = (rows.positions[:, here], rows.documents[:, here]) if dressed else (None, None)
             before = None if cache is None else [layer.tensor.clone() for layer in cache.layers]
-            part, longer = model.trunk(model.trunk.embed(rows.tokens[:, here]), places, owners, cache, keep)
+            part, longer = run_trunk(model.trunk, embed(model.trunk, rows.tokens[:, here]), places, owners, cache, keep)
             if cache is not None:
                 assert all(torch.equal(a, b.tensor) for a, b in zip(before, cache.layers, strict=True)), "the cache given was changed"
             parts.append(part)
@@ -67,11 +71,11 @@ def test_gradients_through_the_cache_equal_one_piece(isometric_model, packed_row
         model = isometric_model(window=3)
         model.trunk.activation_checkpointing = checkpointing
         weight = torch.randn(2, 13, 16, dtype=torch.float64)
-        e = model.trunk.embed(rows.tokens).detach().requires_grad_()
-        (model.trunk(e, rows.positions, rows.documents)[0] * weight).sum().backward()
+        e = embed(model.trunk, rows.tokens).detach().requires_grad_()
+        (run_trunk(model.trunk, e, rows.positions, rows.documents)[0] * weight).sum().backward()
         expected, e.grad = e.grad, None
-        first, cache = model.trunk(e[:, :6], rows.positions[:, :6], rows.documents[:, :6], None, "all")
-        second, _ = model.trunk(e[:, 6:], rows.positions[:, 6:], rows.documents[:, 6:], cache)
+        first, cache = run_trunk(model.trunk, e[:, :6], rows.positions[:, :6], rows.documents[:, :6], None, "all")
+        second, _ = run_trunk(model.trunk, e[:, 6:], rows.positions[:, 6:], rows.documents[:, 6:], cache)
         (torch.cat([first, second], 1) * weight).sum().backward()
         torch.testing.assert_close(e.grad, expected, rtol=0, atol=1e-10)
 
@@ -82,10 +86,10 @@ def test_single_steps_work_in_every_precision_and_head_grouping(isometric_model,
         model = isometric_model(kv_heads=kv_heads).to(dtype)
         tokens = torch.randint(23, (2, 9))
         with torch.no_grad():
-            whole, _ = model.trunk(model.trunk.embed(tokens))
+            whole, _ = run_trunk(model.trunk, embed(model.trunk, tokens))
             cache, parts = None, []
             for t in range(9):
-                part, cache = model.trunk(model.trunk.embed(tokens[:, t : t + 1]), None, None, cache, "window")
+                part, cache = run_trunk(model.trunk, embed(model.trunk, tokens[:, t : t + 1]), None, None, cache, "window")
                 parts.append(part)
         assert whole.dtype == dtype
         torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.15)
@@ -95,9 +99,9 @@ def test_single_steps_work_in_every_precision_and_head_grouping(isometric_model,
 def test_autocast_stays_near_full_precision(isometric_model):
     model = isometric_model().float()
     tokens = torch.randint(23, (2, 9))
-    exact, _ = model.trunk(model.trunk.embed(tokens))
+    exact, _ = run_trunk(model.trunk, embed(model.trunk, tokens))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough, _ = model.trunk(model.trunk.embed(tokens))
+        rough, _ = run_trunk(model.trunk, embed(model.trunk, tokens))
     torch.testing.assert_close(rough.float(), exact, rtol=0, atol=0.15)
 
 
@@ -106,13 +110,13 @@ def test_a_row_does_not_see_its_padding(isometric_model):
     """Left- and right-padded copies give the tokens the states they have alone; no padded slot is NaN."""
     model = isometric_model()
     tokens = torch.randint(23, (1, 8))
-    alone, _ = model.trunk(model.trunk.embed(tokens))
+    alone, _ = run_trunk(model.trunk, embed(model.trunk, tokens))
     for left in range(5):
         padding = torch.zeros(1, left, dtype=torch.long), torch.zeros(1, 4 - left, dtype=torch.long)
         padded = torch.cat([padding[0], tokens, padding[1]], 1)
         documents = torch.cat([padding[0] - 1, tokens * 0, padding[1] - 1], 1)
         positions = torch.cat([padding[0], torch.arange(8)[None], padding[1]], 1)
-        states, _ = model.trunk(model.trunk.embed(padded), positions, documents)
+        states, _ = run_trunk(model.trunk, embed(model.trunk, padded), positions, documents)
         assert states.isfinite().all()
         torch.testing.assert_close(states[:, left : left + 8], alone, rtol=0, atol=1e-10)
 
@@ -126,7 +130,7 @@ def test_parameter_count_of_the_paper_model():
     block = attention + 3 * D * F + 4 * D
     trunk = V * D + L * block + 2 * D
     assert sum(p.numel() for p in model.trunk.parameters()) == trunk
-    assert sum(p.numel() for p in model.fusion.parameters()) == 2 * D * D
+    assert sum(p.numel() for p in model.connection.parameters()) == 2 * D * D
     assert [i + 1 for i, w in enumerate(model.trunk.windows) if w is None] == [6, 12, 18, 24]
     assert {w for w in model.trunk.windows if w} == {2048}
 
@@ -140,8 +144,8 @@ def test_initialisation_covers_every_parameter(trunk_config):
 @torch.no_grad()
 def test_the_plan_can_be_replaced(isometric_model):
     model = isometric_model()
-    e = model.trunk.embed(torch.randint(23, (2, 11)))
-    fast, _ = model.trunk(e)
+    e = embed(model.trunk, torch.randint(23, (2, 11)))
+    fast, _ = run_trunk(model.trunk, e)
     model.trunk.plan = dense_plan
-    dense, _ = model.trunk(e)
+    dense, _ = run_trunk(model.trunk, e)
     torch.testing.assert_close(fast, dense, rtol=0, atol=1e-12)

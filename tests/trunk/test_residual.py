@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fullband.model import FullBandModel
 from fullband.trunk.residual import residuals, watched
+from reference.seam import embed, run_trunk
 
 
 @pytest.fixture
@@ -24,21 +25,21 @@ def tokens_BT() -> Tensor:
 
 @torch.no_grad()
 def test_depths_run_from_the_input_to_the_last_layer(model: FullBandModel, tokens_BT: Tensor) -> None:
-    inputs = model.trunk.embed(tokens_BT)
+    inputs = embed(model.trunk, tokens_BT)
     with residuals(model.trunk) as seen:
-        states, _ = model.trunk(inputs)
+        states, _ = run_trunk(model.trunk, inputs)
     assert len(seen) == len(model.trunk.layers) + 1 and all(len(at_depth) == 1 for at_depth in seen)
     torch.testing.assert_close(seen[0][0], inputs)
     torch.testing.assert_close(model.trunk.final_norm(seen[-1][0]), states)
-    model.trunk(inputs)
+    run_trunk(model.trunk, inputs)
     assert len(seen[0]) == 1, "the hooks are gone"
 
 
 def test_depths_are_the_same_with_gradients(model: FullBandModel, tokens_BT: Tensor) -> None:
     with residuals(model.trunk) as seen:
-        model.trunk(model.trunk.embed(tokens_BT))
+        run_trunk(model.trunk, embed(model.trunk, tokens_BT))
         with torch.no_grad():
-            model.trunk(model.trunk.embed(tokens_BT))
+            run_trunk(model.trunk, embed(model.trunk, tokens_BT))
     for with_gradients, without in seen:
         torch.testing.assert_close(with_gradients, without)
 
@@ -50,10 +51,10 @@ def test_a_depth_that_is_not_there(model: FullBandModel) -> None:
 
 @torch.no_grad()
 def test_what_a_look_returns_takes_the_streams_place(model: FullBandModel, tokens_BT: Tensor) -> None:
-    inputs = model.trunk.embed(tokens_BT)
-    expected, _ = model.trunk(inputs.flip(0))
+    inputs = embed(model.trunk, tokens_BT)
+    expected, _ = run_trunk(model.trunk, inputs.flip(0))
     for depth in range(len(model.trunk.layers) + 1):
         with residuals(model.trunk) as seen, watched(model.trunk, depth, lambda stream: stream.flip(0)):
-            states, _ = model.trunk(inputs)
+            states, _ = run_trunk(model.trunk, inputs)
         torch.testing.assert_close(states, expected)  # rows know nothing of each other, so it does not matter where they change places
         assert torch.equal(seen[0][0], inputs)

@@ -53,11 +53,11 @@ def test_the_decoder_reads_with_its_own_positions(trunk_config) -> None:
     torch.manual_seed(0)
     plain = Decoder(trunk_config())
     tokens = torch.arange(10)[None]
-    states, _ = plain(plain.embed(tokens))
+    states = plain.above(plain.below(tokens).x_BTD).top_BTD
     for changes in ({"rope_base": 500_000.0}, {"rope": {"factor": 4, "original": 32}}):
         other = Decoder(trunk_config(**changes))
         other.load_state_dict(plain.state_dict())
-        found, _ = other(other.embed(tokens))
+        found = other.above(other.below(tokens).x_BTD).top_BTD
         torch.testing.assert_close(found[:, 0], states[:, 0])
         assert not torch.allclose(found[:, 1:], states[:, 1:], atol=1e-4)
 

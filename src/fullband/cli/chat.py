@@ -96,10 +96,10 @@ def chat(
 
 
 def is_untrained(conversation: Conversation) -> bool:
-    from fullband.feedback.fusion import Residual
+    from fullband.feedback.mergers import Residual
 
-    fusion = conversation.model.fusion
-    return isinstance(fusion, Residual) and not bool(fusion.state.weight.any())
+    mergers = conversation.model.connection.mergers
+    return all(isinstance(merger, Residual) and not bool(merger.state.weight.any()) for merger in mergers)
 
 
 class Session:

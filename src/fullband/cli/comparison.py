@@ -19,7 +19,7 @@ from fullband.decode.modes import ModeName
 
 if TYPE_CHECKING:
     from fullband.cli.completions import Request
-    from fullband.config import FeedbackPasses
+    from fullband.feedback_config import FeedbackPasses
 
 NARROW = 90  # columns below which the answers stand one under the other
 ENDED = {"stop": "complete", "length": "cut off at the limit", "cancelled": "cancelled"}

@@ -89,7 +89,7 @@ class Conversation:
     def _answer(self, before: list[Turn], user: str, request: Request, on_text: Callable[[str], None]) -> Answer:
         from fullband.cli.console import messages
         from fullband.cli.reading import reading_progress
-        from fullband.feedback.converged import positions_to_read
+        from fullband.feedback.converged import positions_to_run
 
         begun = time.perf_counter()
         prompt = self.template.render([*self.messages(before), {"role": "user", "content": user}])
@@ -97,7 +97,7 @@ class Conversation:
         text, made, reason = "", 0, "cancelled"
         try:
             with reading_progress(
-                messages(), self.model, positions_to_read(length, [request.mode.feedback_passes]), "prefilling the conversation"
+                messages(), self.model, positions_to_run(length, [request.mode.feedback_passes]), "prefilling the conversation"
             ):
                 completing = Completing(
                     self.model, self.tokenizer, [prompt], request.within(self.model.trunk.context), first_key=len(before)

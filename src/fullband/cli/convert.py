@@ -75,10 +75,10 @@ def convert(
 
 def check_fusion(name: str | None) -> None:
     """Raises ValueError before a big model is read for nothing."""
-    from fullband.feedback.fusion import FUSIONS
+    from fullband.feedback.mergers import MERGERS
 
-    if name is not None and name not in FUSIONS:
-        raise ValueError(f"--fusion: must be one of {', '.join(FUSIONS)}, got '{name}'")
+    if name is not None and name not in MERGERS:
+        raise ValueError(f"--fusion: must be one of {', '.join(MERGERS)}, got '{name}'")
 
 
 def described(made: Conversion) -> str:

@@ -21,6 +21,7 @@ NAMES |= {"num_key_value_heads": "key-value heads", "max_position_embeddings": "
 
 def describe_converted(folder: Path) -> dict[str, Any]:
     """Family, shape, parameters by part and bytes. Raises ValueError naming a file that is damaged or missing."""
+    from fullband.feedback.connection import current_name
     from fullband.trunk.huggingface.rope import fixed_angles
 
     config = read_json_config(folder)
@@ -32,7 +33,7 @@ def describe_converted(folder: Path) -> dict[str, Any]:
         stored += numel * BYTES.get(dtype, 4)
         if not shape:
             continue  # a buffer, like the embedding scale
-        part = "fusion" if name.startswith("fusion.") else "embedding" if is_vocabulary(shape, trunk) else "trunk"
+        part = "fusion" if current_name(name).startswith("connection.") else "embedding" if is_vocabulary(shape, trunk) else "trunk"
         parts[part] += numel
     total = sum(parts.values())
     named = {label: trunk[key] for key, label in NAMES.items() if trunk.get(key) is not None}
@@ -41,7 +42,7 @@ def describe_converted(folder: Path) -> dict[str, Any]:
         "family": trunk.get("model_type"),
         "shape": named,
         "context_with_feedback": fed_back[0] if fed_back and fed_back[0] < named.get("context", 2**31 - 1) else named.get("context"),
-        "fusion": config.get("fusion"),
+        "fusion": (config.get("connection") or config).get("fusion"),
         "latent_feedback_mode": config.get("latent_feedback_mode"),
         "parameters": parts | {"total": total},
         "fusion_share": parts["fusion"] / total if total else 0.0,

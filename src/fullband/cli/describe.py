@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fullband import costs
-from fullband.config import FeedbackConfig, FusionName, Recipe, TrunkConfig
+from fullband.config import Recipe, TrunkConfig
+from fullband.feedback_config import ConnectionConfig, FeedbackConfig
 from fullband.presets import PAPER_RUNS, SCHEDULES, resolve_schedule
 from fullband.spans import schedule_spans
 
@@ -15,23 +16,24 @@ PAPER_PRINTS = {"paper-10b": 40e9, "paper-100b": 150e9, "paper-200b": 256e9, "pa
 BYTES = {"float32": costs.FLOAT32, "bfloat16": costs.BFLOAT16}
 
 
-def describe_model(trunk: TrunkConfig, fusion: FusionName, length: int) -> dict[str, Any]:
+def describe_model(trunk: TrunkConfig, connection: ConnectionConfig, length: int) -> dict[str, Any]:
     """Shape, parameters by part, FLOPs of a token in rows of `length`, and decoding at the whole context."""
-    parameters = costs.count_parameters(trunk, fusion)
+    parameters = costs.count_parameters(trunk, connection)
     return {
         "shape": trunk.model_dump() | {"head_dim": trunk.head_size, "full_layers": full_layers(trunk)},
-        "fusion": fusion,
+        "fusion": connection.fusion,
+        "connection": connection.model_dump(),
         "parameters": vars(parameters) | {"total": parameters.total},
         "flops_per_token_and_pass": {
             "length": length,
-            "plain": flops(costs.pass_flops(trunk, fusion, length)),
-            "fused": flops(costs.pass_flops(trunk, fusion, length, fused=True)),
+            "plain": flops(costs.pass_flops(trunk, connection, length)),
+            "fused": flops(costs.pass_flops(trunk, connection, length, fused=True)),
         },
         "decoding": {
             "context": trunk.context,
-            "flops_per_token": flops(costs.decoding_flops(trunk, fusion, trunk.context)),
-            "fusion_share": costs.fusion_share(trunk, fusion, trunk.context),
-            "memory": {name: decoding_memory(trunk, fusion, size) for name, size in BYTES.items()},
+            "flops_per_token": flops(costs.decoding_flops(trunk, connection, trunk.context)),
+            "fusion_share": costs.fusion_share(trunk, connection, trunk.context),
+            "memory": {name: decoding_memory(trunk, connection, size) for name, size in BYTES.items()},
         },
     }
 
@@ -41,11 +43,11 @@ def describe_converted(model: Any, recipe: Recipe) -> dict[str, Any]:
     return {
         "source": recipe.train.initial_checkpoint or recipe.model.source,
         "type": model.config.trunk_config.model_type,
-        "fusion": model.config.fusion,
+        "fusion": model.connection.config.fusion,
         "context": model.trunk.context,
         "parameters": {
             "total": sum(p.numel() for p in model.parameters()),
-            "fusion": sum(p.numel() for p in model.fusion.parameters()),
+            "fusion": sum(p.numel() for p in model.connection.parameters()),
         },
     }
 
@@ -59,14 +61,14 @@ def flops(counted: costs.Flops) -> dict[str, float]:
     return vars(counted) | {"forward": counted.forward, "training": counted.training}
 
 
-def decoding_memory(trunk: TrunkConfig, fusion: FusionName, dtype_bytes: int) -> dict[str, int]:
-    memory = costs.decoding_memory(trunk, fusion, trunk.context, dtype_bytes=dtype_bytes)
+def decoding_memory(trunk: TrunkConfig, connection: ConnectionConfig, dtype_bytes: int) -> dict[str, int]:
+    memory = costs.decoding_memory(trunk, connection, trunk.context, dtype_bytes=dtype_bytes)
     return {"weights": memory.weights, "cache_per_row": memory.cache, "total": memory.total}
 
 
 def describe_training_memory(
     trunk: TrunkConfig,
-    fusion: FusionName,
+    connection: ConnectionConfig,
     rows: int,
     length: int,
     dtype: str,
@@ -77,7 +79,7 @@ def describe_training_memory(
     """For a microbatch, by number of passes."""
     by_passes = {}
     for k in passes:
-        memory = costs.training_memory(trunk, fusion, rows, length, k, feedback, BYTES[dtype], activation_checkpointing)
+        memory = costs.training_memory(trunk, connection, rows, length, k, feedback, BYTES[dtype], activation_checkpointing)
         by_passes[k] = vars(memory) | {"total": memory.total, "worst_total": memory.worst_total}
     return {
         "rows": rows,
@@ -93,7 +95,7 @@ def describe_run(recipe: Recipe, trunk: TrunkConfig | None, feedback: FeedbackCo
     its later passes starting at few places if blocks are compiled."""
     from fullband.optim.wsd import warmup_length
 
-    train, length, fusion = recipe.train, recipe.data.length, recipe.model.fusion_name
+    train, length, connection = recipe.train, recipe.data.length, recipe.connection
     phases = resolve_schedule(feedback.schedule)
     mixture = costs.pass_mixture(phases, train.steps, feedback.start_step)
     rows = train.microbatch_rows or train.batch_rows
@@ -116,9 +118,9 @@ def describe_run(recipe: Recipe, trunk: TrunkConfig | None, feedback: FeedbackCo
     if trunk is None:
         return described | {"cost": costs.positions(tokens, mixture, length, feedback, rows)}
     return described | {
-        "cost": vars(costs.run_cost(trunk, fusion, tokens, mixture, length, feedback, rows)),
+        "cost": vars(costs.run_cost(trunk, connection, tokens, mixture, length, feedback, rows)),
         "training_memory": describe_training_memory(
-            trunk, fusion, rows, length, train.dtype, sorted(mixture), feedback, train.activation_checkpointing
+            trunk, connection, rows, length, train.dtype, sorted(mixture), feedback, train.activation_checkpointing
         ),
     }
 
@@ -133,6 +135,6 @@ def describe_paper_runs(trunk: TrunkConfig) -> list[dict[str, Any]]:
     runs = []
     for name, tokens in PAPER_RUNS.items():
         mixture = costs.pass_mixture(SCHEDULES[name])
-        cost = costs.run_cost(trunk, "gated", tokens, mixture, PAPER_LENGTH, preset_feedback(PAPER_TRUNK))
+        cost = costs.run_cost(trunk, costs.PAPER, tokens, mixture, PAPER_LENGTH, preset_feedback(PAPER_TRUNK))
         runs.append({"run": name, "mixture": mixture, "cost": vars(cost), "paper_prints": PAPER_PRINTS[name]})
     return runs

@@ -172,7 +172,7 @@ class Subject:
             "weights": weights,
             "files": files,
             "dtype": dtype,
-            "device": str(network.trunk.head_weight.device),
+            "device": str(network.trunk.device),
             "plain": self.standard_only,
         }
 

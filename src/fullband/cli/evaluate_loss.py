@@ -51,7 +51,7 @@ def evaluate_loss(
     from fullband.cli.console import messages, output, print_json
     from fullband.cli.reading import reading_progress
     from fullband.evaluate import loss_by_passes
-    from fullband.feedback.converged import positions_to_read
+    from fullband.feedback.converged import positions_to_run
 
     if text and recipe:
         raise ValueError("--text and --recipe each choose the data; give only one of them")
@@ -59,7 +59,7 @@ def evaluate_loss(
     network, tokenizer, folder = open_model(model, device, dtype)
     source, chosen = text_documents(text, tokenizer, documents) if text else recipe_documents(recipe, folder, tokenizer, documents)
     length = sum(len(document) for document in chosen)
-    positions = positions_to_read(length, [0, *passes])
+    positions = positions_to_run(length, [0, *passes])
     exact = "exact" in passes
     if exact:
         say_what_exact_takes(network, chosen, batch_tokens)
@@ -81,17 +81,17 @@ def say_what_exact_takes(network: Any, documents: list[Document], batch_tokens: 
     from fullband.cli.console import messages
     from fullband.cli.reading import PATIENCE
     from fullband.evaluate.loss import batch_shapes
-    from fullband.feedback.passes import read
+    from fullband.feedback.passes import top_states
 
     shapes = batch_shapes(network, documents, batch_tokens)
     steps = sum(length for _, length in shapes)
     if steps <= TIMED_STEPS:
         return
-    tokens = torch.zeros(shapes[0][0], TIMED_STEPS, dtype=torch.long, device=network.trunk.head_weight.device)
+    tokens = torch.zeros(shapes[0][0], TIMED_STEPS, dtype=torch.long, device=network.trunk.device)
     with torch.no_grad():
-        read(network, tokens[:, :1], "exact")  # the first call of all costs more
+        top_states(network, tokens[:, :1], "exact")  # the first call of all costs more
         begun = time.perf_counter()
-        read(network, tokens, "exact")
+        top_states(network, tokens, "exact")
     seconds = (time.perf_counter() - begun) / TIMED_STEPS * steps
     if seconds >= PATIENCE:
         fewer = "" if len(documents) == 1 else "; fewer with --documents"

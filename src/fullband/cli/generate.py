@@ -207,11 +207,11 @@ def continue_prompt(
     from fullband.cli.completions import Completing, converged_json, converged_line, speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
     from fullband.cli.reading import reading_progress
-    from fullband.feedback.converged import positions_to_read
+    from fullband.feedback.converged import positions_to_run
 
     begun = time.perf_counter()
     streams = stream and not as_json and request.samples == 1
-    with reading_progress(messages(), network, positions_to_read(length, [request.mode.feedback_passes]), "prefilling the prompt"):
+    with reading_progress(messages(), network, positions_to_run(length, [request.mode.feedback_passes]), "prefilling the prompt"):
         completing: Completing = Completing(network, tokenizer, [prompt.text], request)
     converged = None if completing.converged is None else converged_json(completing.converged, 0)
     completions = []

@@ -57,11 +57,12 @@ def info(
 
 def describe_preset(name: str) -> dict[str, Any]:
     from fullband.cli.describe import PAPER_TRUNK, describe_model, describe_paper_runs, describe_training_memory, preset_feedback
+    from fullband.costs import PAPER
     from fullband.presets import TRUNKS
 
     trunk = TRUNKS[name]
-    found = {"preset": name, "model": describe_model(trunk, "gated", trunk.context)}
-    found["training_memory"] = describe_training_memory(trunk, "gated", 1, trunk.context, "bfloat16", [1, 2, 3], preset_feedback(name))
+    found = {"preset": name, "model": describe_model(trunk, PAPER, trunk.context)}
+    found["training_memory"] = describe_training_memory(trunk, PAPER, 1, trunk.context, "bfloat16", [1, 2, 3], preset_feedback(name))
     return found | ({"paper_runs": describe_paper_runs(trunk)} if name == PAPER_TRUNK else {})
 
 
@@ -74,7 +75,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
     if is_converted(folder):
         return {"folder": str(folder), "converted": describe_converted(folder)}
     config = read_config(folder)
-    return {"folder": str(folder), "model": describe_model(config.trunk, config.fusion, config.trunk.context)}
+    return {"folder": str(folder), "model": describe_model(config.trunk, config.connection, config.trunk.context)}
 
 
 def describe_recipe(path: Path, overrides: list[str]) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def describe_recipe(path: Path, overrides: list[str]) -> dict[str, Any]:
     trunk = trunk_of(recipe)
     return {
         "recipe": str(path),
-        "model": describe_model(trunk, recipe.model.fusion_name, recipe.data.length),
+        "model": describe_model(trunk, recipe.connection, recipe.data.length),
         "run": describe_run(recipe, trunk, compiled_feedback(recipe)),
     }
 

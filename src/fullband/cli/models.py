@@ -10,8 +10,8 @@ import typer
 if TYPE_CHECKING:
     import torch
 
-    from fullband.config import FeedbackPasses
     from fullband.data.tokenizer import Tokenizer
+    from fullband.feedback_config import FeedbackPasses
     from fullband.loading import LoadedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

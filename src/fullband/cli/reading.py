@@ -6,13 +6,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from fullband.amounts import duration
 from fullband.loading import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PATIENCE = 2.0  # seconds
 LINES_EVERY = 10.0  # seconds between lines where there is no terminal
@@ -76,8 +79,8 @@ def reading_progress(
     task = bar.add_task(what, total=total, left="?")
     begun, pace = time.perf_counter(), Pace(total, single)
 
-    def count(trunk: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
-        pace.count(*inputs[0].shape[:2])
+    def count(x_BTD: Tensor) -> None:
+        pace.count(*x_BTD.shape[:2])
         done = pace.positions
         bar.update(task, completed=done, left=pace.time_left())
         if bar.live.is_started and done == total:
@@ -91,10 +94,11 @@ def reading_progress(
         elif not bar.live.is_started:
             bar.start()
 
-    watched = model.trunk.register_forward_hook(count)
+    from fullband.trunk.residual import runs_watched  # it imports torch
+
     try:
-        yield
+        with runs_watched(model.trunk, count):
+            yield
     finally:
-        watched.remove()
         if bar.live.is_started:
             bar.stop()

@@ -85,7 +85,7 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
     check_run_folder(folder_of(recipe))
     optim, length = recipe.optim, recipe.data.length
     if isinstance(model, FullBandModel):
-        trunk, described = model.config.trunk, describe_model(model.config.trunk, model.config.fusion, length)
+        trunk, described = model.config.trunk, describe_model(model.config.trunk, model.config.connection, length)
     else:
         trunk, described = None, describe_converted(model, recipe)
     return {

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fullband.layout import Layout
+
 IGNORE = -100  # a target that no loss counts (torch's own convention)
 PADDING = -1  # the document id of a position that holds nothing
 
@@ -39,6 +41,11 @@ class Batch:
     def shape(self) -> tuple[int, int]:
         """(rows B, positions T)."""
         return self.tokens.shape[0], self.tokens.shape[1]
+
+    @property
+    def layout(self) -> Layout:
+        """Where the positions stand; prompts of chat data are without feedback."""
+        return Layout.of(self.positions, self.documents, self.plain)
 
     @property
     def counted(self) -> int:

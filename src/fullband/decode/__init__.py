@@ -14,8 +14,7 @@ from fullband.decode.generate import (
 from fullband.decode.history import TextSoFar
 from fullband.decode.modes import Mode, ModeName, resolve_mode, step
 from fullband.decode.options import GenerateOptions, LogitProcessor, Settings
-from fullband.decode.prefill import prefill, prefill_converged, prefill_with_states
-from fullband.decode.prefix import Prefix, prefill_after, read_prefix
+from fullband.decode.prefill import SharedPrefix, prefill, prefill_after, prefill_converged, prefill_prefix, prefill_with_states
 from fullband.decode.sampling import Sampler, SamplingOptions
 from fullband.decode.speculate import Speculation, SpeculationReport
 from fullband.decode.steps import FinishReason, NewTokens, TokenStream, stream, stream_from
@@ -29,11 +28,11 @@ __all__ = [
     "ModeName",
     "NewText",
     "NewTokens",
-    "Prefix",
     "Rebuilt",
     "Sampler",
     "SamplingOptions",
     "Settings",
+    "SharedPrefix",
     "Speculation",
     "SpeculationReport",
     "TextCompletion",
@@ -46,8 +45,8 @@ __all__ = [
     "prefill",
     "prefill_after",
     "prefill_converged",
+    "prefill_prefix",
     "prefill_with_states",
-    "read_prefix",
     "rebuild_cache",
     "resolve_mode",
     "score",

@@ -7,73 +7,69 @@ Pass n makes the first n of them exact (law 2) and brings the others closer. Two
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fullband.config import FeedbackPasses
 from fullband.decode.modes import Mode, resolve_mode
 from fullband.decode.prefill import prefill, prefill_with_states
 from fullband.decode.sampling import precise
-from fullband.feedback.passes import FeedbackModel, check_length, fused_pass
+from fullband.feedback.connection import Connection
+from fullband.feedback.passes import FeedbackModel, Pass, PassState, below, check_length, fused_pass, parallel, plain_pass
 from fullband.feedback.state import DecodeState
-from fullband.trunk.pointwise import lengths
+from fullband.feedback_config import FeedbackPasses
+from fullband.trunk.pointwise import lengths as vector_lengths
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """S tokens read behind a decode state.
+    """S tokens run after a decode state.
 
-    states_BSD   their top states
-    change_BS    relative change of each state in the last pass; 0 where it is exact, infinite where there was one pass only
-    cache        the state's cache with their keys and values behind it, none forgotten
+    top_BSD      their top states
+    states_BSD   the states that are carried on
+    change_BS    relative change of each carried state in the last pass; 0 where it is exact, infinite where there was one pass only
+    fed, below   the state's caches with their keys and values after it, none forgotten; `fed` knows what the next token is fed with
     """
 
+    top_BSD: Tensor
     states_BSD: Tensor
     change_BS: Tensor
     cache: Any
+    below: Any
+
+    def state_after(self, before: DecodeState, tokens: int, connection: Connection) -> DecodeState:
+        """The decode state after the first `tokens` of them."""
+        length = before.cache.length + tokens
+        fed = PassState(self.cache.crop(length), connection.roll(before.fed.before_BWD, self.states_BSD[:, :tokens]))
+        lower = None if self.below is None else self.below.crop(length)
+        return DecodeState(fed, lower, self.top_BSD[:, tokens - 1], before.positions_B + tokens, before.documents_B)
 
 
 @torch.no_grad()
-def read_ahead(model: FeedbackModel, state: DecodeState, tokens_BS: Tensor, mode: Mode) -> Iterator[Ahead]:
-    """The tokens [B, S] behind `state` after 1, 2, 3, … passes; ends when all are exact (in standard mode at once).
+def run_ahead(model: FeedbackModel, state: DecodeState, tokens_BS: Tensor, mode: Mode) -> Iterator[Ahead]:
+    """The tokens [B, S] after `state`, in 1, 2, 3, … passes; ends when all are exact (in standard mode at once).
 
-    The first token is fused with the state's top state, so it is exact from the first pass on; the others enter plain. Only the newest
+    The first token is fed with the state's own, so it is exact from the first pass on; the others enter without feedback. Only the newest
     `Ahead` is valid: its cache takes the place of the one before.
     """
-    embeddings_BSD = model.trunk.embed(tokens_BS)
-    size = tokens_BS.shape[1]
-    offsets_S = torch.arange(size, device=tokens_BS.device)
-    positions_BS = None if state.documents_B is None else state.positions_B[:, None] + offsets_S
-    documents_BS = None if state.documents_B is None else state.documents_B[:, None].expand(tokens_BS.shape)
+    size, device = tokens_BS.shape[1], tokens_BS.device
+    inputs, lower = below(model, tokens_BS, state.layout(size), state.below, "all")
     if not mode.feeds_back:
-        states, cache = model.trunk(embeddings_BSD, positions_BS, documents_BS, state.cache, "all")
-        yield Ahead(states, torch.zeros_like(states[..., 0]), cache)
+        output = plain_pass(model, inputs, state.cache, "all")
+        yield Ahead(*output[:2], torch.zeros_like(output.states_BTD[..., 0]), output.cache, lower)
         return
-    length = state.cache.length
-    previous, cache = embeddings_BSD, state.cache
-    plain_1S = offsets_S[None] > 0
-    change = torch.full(tokens_BS.shape, float("inf"), dtype=embeddings_BSD.dtype, device=tokens_BS.device)
-    for exact in range(1, size + 1):
-        assert cache is not None
-        states, cache = fused_pass(
-            model,
-            embeddings_BSD,
-            previous,
-            state.top_BD,
-            positions_BS,
-            documents_BS,
-            cache=cache.rollback(length),
-            keep="all",
-            plain_BT=plain_1S if exact == 1 else None,
-        )
-        if exact > 1:
-            change = lengths(states - previous) / lengths(states)
-        yield Ahead(states, change.masked_fill(offsets_S < exact, 0), cache)
-        previous = states
+    offsets_S, length = torch.arange(size, device=device), state.cache.length
+    alone = replace(inputs, layout=inputs.layout.with_plain(offsets_S[None] > 0))
+    output = fused_pass(model, alone, inputs.x_BTD, state.fed.before_BWD, state.cache, "all")
+    change_BS = torch.full(tokens_BS.shape, float("inf"), dtype=output.states_BTD.dtype, device=device)
+    yield Ahead(*output[:2], change_BS.masked_fill(offsets_S < 1, 0), output.cache, lower)
+    passes = (Pass(0, state.fed.before_BWD, output.cache.rollback(length), "all") for _ in range(size - 1))
+    for exact, latest in enumerate(parallel(model, inputs, output, passes), start=2):
+        change_BS = vector_lengths(latest.states_BTD - output.states_BTD) / vector_lengths(latest.states_BTD)
+        output = latest  # the next pass rolls this one's cache back
+        yield Ahead(*output[:2], change_BS.masked_fill(offsets_S < exact, 0), output.cache, lower)
 
 
 @dataclass(frozen=True)
@@ -114,11 +110,11 @@ def rebuild_cache(
     resolved = resolve_mode(mode, feedback_passes)
     before, prompt_states = prefill_with_states(model, [list(prompt)], resolved.feedback_passes)
     tokens_1S = torch.tensor([list(continuation)], device=before.top_BD.device)
-    for number, ahead in enumerate(read_ahead(model, before, tokens_1S, resolved), start=1):
+    for number, ahead in enumerate(run_ahead(model, before, tokens_1S, resolved), start=1):
         if number == passes or not bool(ahead.change_BS.any()):
             break
-    state = DecodeState(ahead.cache.trim(), ahead.states_BSD[:, -1], before.positions_B + len(continuation), before.documents_B)
-    return Rebuilt(state, [torch.cat([prompt_states[0], ahead.states_BSD[0]])], ahead.change_BS.amax(dim=1))
+    state = ahead.state_after(before, len(continuation), model.connection).trim()
+    return Rebuilt(state, [torch.cat([prompt_states[0], ahead.top_BSD[0]])], ahead.change_BS.amax(dim=1))
 
 
 @torch.no_grad()
@@ -140,6 +136,6 @@ def score(
     else:
         rebuilt = rebuild_cache(model, prompt, continuation[:-1], mode, feedback_passes, passes)
         top_SD, residual = rebuilt.states[0][len(prompt) - 1 :], float(rebuilt.residual_B)
-    log_probabilities = precise(F.linear(top_SD, model.trunk.head_weight)).log_softmax(dim=-1)
+    log_probabilities = precise(model.trunk.head(top_SD)).log_softmax(dim=-1)
     targets_S = torch.tensor(list(continuation), device=top_SD.device)
     return log_probabilities.gather(1, targets_S[:, None])[:, 0], residual

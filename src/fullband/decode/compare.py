@@ -9,7 +9,6 @@ from functools import cached_property
 from statistics import median
 from typing import Any, Unpack
 
-from fullband.config import FeedbackPasses
 from fullband.data.tokenizer import Tokenizer
 from fullband.decode.generate import NewText, stream_texts
 from fullband.decode.modes import Mode, ModeName, resolve_mode
@@ -17,6 +16,7 @@ from fullband.decode.options import Settings
 from fullband.decode.rows import kept_of
 from fullband.decode.steps import FinishReason, stream
 from fullband.feedback.passes import FeedbackModel
+from fullband.feedback_config import FeedbackPasses
 
 MODES: tuple[ModeName, ...] = ("standard", "soft", "fused")
 WARM_UP = 8  # tokens of the first prompt, read before the clock starts

@@ -8,13 +8,13 @@ from typing import Unpack
 
 from torch import Tensor
 
-from fullband.config import FeedbackPasses
 from fullband.data.tokenizer import Tokenizer
 from fullband.decode.options import Settings
 from fullband.decode.prompts import TokenLists
 from fullband.decode.steps import FinishReason, TokenStream, stream
 from fullband.decode.stops import StopFilter, check_stop_strings
 from fullband.feedback.passes import FeedbackModel
+from fullband.feedback_config import FeedbackPasses
 
 
 @dataclass(frozen=True)

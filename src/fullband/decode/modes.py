@@ -15,10 +15,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fullband.config import FeedbackPasses
 from fullband.decode.prefill import CacheKeep
-from fullband.feedback.passes import FeedbackModel, check_feedback_passes, fused_pass
+from fullband.feedback.passes import FeedbackModel, below, check_feedback_passes, sequential
 from fullband.feedback.state import DecodeState
+from fullband.feedback_config import FeedbackPasses
 
 ModeName = Literal["standard", "soft", "fused"]
 
@@ -49,18 +49,11 @@ def resolve_mode(name: str, feedback_passes: FeedbackPasses | None = None) -> Mo
 
 @torch.no_grad()
 def step(model: FeedbackModel, state: DecodeState, tokens_B: Tensor, mode: Mode, keep: CacheKeep = "window") -> DecodeState:
-    """The state after each row has read one more token [B] (Listing 2). The state that was given stays valid.
+    """The state after one more token [B] of each sequence (Listing 2). The state that was given stays valid.
 
-    The caller keeps rows within the trunk's context, as `generate` does: looking at `positions_B` here would stall a GPU at every token.
+    The caller keeps sequences within the trunk's context, as `generate` does: looking at `positions_B` here would stall a GPU at every
+    token.
     """
-    embeddings_B1D = model.trunk.embed(tokens_B[:, None])
-    padded = state.documents_B is not None
-    positions_B1 = state.positions_B[:, None] if padded else None  # without padding, positions are the cache's slots
-    documents_B1 = None if state.documents_B is None else state.documents_B[:, None]
-    if mode.feeds_back:
-        top_B1D, cache = fused_pass(
-            model, embeddings_B1D, embeddings_B1D, state.top_BD, positions_B1, documents_B1, cache=state.cache, keep=keep
-        )
-    else:
-        top_B1D, cache = model.trunk(embeddings_B1D, positions_B1, documents_B1, state.cache, keep)
-    return DecodeState(cache, top_B1D[:, 0], state.positions_B + 1, state.documents_B)
+    inputs, lower = below(model, tokens_B[:, None], state.layout(), state.below, keep)
+    fed, output = sequential(model, inputs, state.fed, keep, feeds_back=mode.feeds_back)
+    return DecodeState(fed, lower, output.top_BTD[:, 0], state.positions_B + 1, state.documents_B)

@@ -1,36 +1,60 @@
-"""Prefill: read the prompts, return the state from which decoding goes on (section 4.2, Listing 2).
+"""Prefill: run over the prompts, return the state from which decoding goes on (section 4.2, Listing 2).
 
-The prompt is read plainly, then in `feedback_passes` fused passes, each of which rebuilds every key and value from position 0 on and
-fuses the last prompt position too (law 6); or position by position ("exact", Eq. 8). Long prompts are read in chunks. Between chunks
-each pass keeps what it needs of the past: its own cache, and its own last state, from which the *next* pass makes the first input of
-the next chunk. So chunked and whole reading are the same computation.
+The prompt is run without feedback, then in `feedback_passes` fused passes, each of which rebuilds every key and value from position 0 on
+and fuses the last prompt position too (law 6); or position by position ("exact", Eq. 8). Long prompts are run in chunks. Between chunks
+each pass keeps what it needs of the past: its own cache, and its own last state, which the *next* pass is fed with at the first input of
+the next chunk. So chunks and the whole are the same computation, and so are a shared prefix and what follows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fullband.config import FeedbackPasses
 from fullband.decode.prompts import AlignedPrompts, TokenLists, align_prompts
-from fullband.feedback.converged import MAX_PASSES, WINDOW, ConvergedReport, read_converged
-from fullband.feedback.passes import FeedbackModel, check_feedback_passes, fused_pass
+from fullband.feedback.converged import MAX_PASSES, WINDOW, ConvergedReport, run_converged
+from fullband.feedback.passes import FeedbackModel, PassOutput, PassState, below, check_feedback_passes, passes_over, sequential
 from fullband.feedback.state import DecodeState
-from fullband.trunk.protocol import Keep
+from fullband.feedback_config import FeedbackPasses
 
 CacheKeep = Literal["window", "all"]  # decoding cannot go on without a cache
 
 
 @dataclass(frozen=True)
-class Lane:
-    """What one pass remembers between chunks: its cache, and its state [B, D] in the slot before the next chunk (None at the start)."""
+class Prefilled:
+    """Where every pass stands after some positions of the prompts.
 
-    cache: Any | None = None
-    boundary_BD: Tensor | None = None
+    passes   one for each pass, from the one without feedback on; a single one if exact
+    exact    whether it is the sequential recurrence
+    below    the cache of the layers below the entry, which all passes share
+    """
+
+    passes: tuple[PassState, ...]
+    exact: bool = False
+    below: Any = None
+
+    @classmethod
+    def empty(cls, feedback_passes: FeedbackPasses) -> Prefilled:
+        """Raises ValueError for other `feedback_passes`, and for "converged", whose passes differ from window to window."""
+        check_feedback_passes(feedback_passes)
+        if feedback_passes == "converged":
+            raise ValueError("'converged' settles a part of a prompt otherwise than the whole: use a number of feedback passes or 'exact'")
+        exact = feedback_passes == "exact"
+        return cls((PassState(),) * (1 if exact else int(feedback_passes) + 1), exact)
+
+    def select(self, rows: Tensor) -> Prefilled:
+        lower = None if self.below is None else self.below.select(rows)
+        return replace(self, passes=tuple(state.select(rows) for state in self.passes), below=lower)
+
+    def state(self, aligned: AlignedPrompts, top_BD: Tensor) -> DecodeState:
+        """What decoding goes on from, where these prompts have been run whole."""
+        documents_BT = aligned.layout.documents_BT
+        documents_B = None if documents_BT is None else documents_BT[:, -1]
+        return DecodeState(self.passes[-1], self.below, top_BD, aligned.lengths_B, documents_B)
 
 
 @torch.no_grad()
@@ -42,12 +66,12 @@ def prefill(
     mask: Tensor | None = None,
     keep: CacheKeep = "window",
 ) -> DecodeState:
-    """The decode state behind the last token of every prompt.
+    """The decode state after the last token of every prompt.
 
     prompts          lists of ids, or a LongTensor [B, T] with `mask` [B, T] (True = token), padded on either side
-    feedback_passes  0 = plain reading (Standard, Soft), k ≥ 1 = fused passes (Fused), "exact" = position by position,
+    feedback_passes  0 = without feedback (Standard, Soft), k ≥ 1 = fused passes (Fused), "exact" = position by position,
                      "converged" = passes until the states stop moving
-    chunk            positions read at a time (None = all); the result does not depend on it, the memory used does
+    chunk            positions run at a time (None = all); the result does not depend on it, the memory used does
     keep             "window" lets sliding layers forget what no later token can see; "all" allows the cache to be cropped
 
     Raises ValueError for a prompt that is empty, longer than the context or outside the vocabulary, and for other settings.
@@ -66,10 +90,9 @@ def prefill_aligned(
     """`prefill` of prompts that are aligned already."""
     if feedback_passes == "converged":
         return prefill_converged(model, aligned, keep=keep)[0]
-    lane = Lane()
-    for after, _ in _read_chunks(model, aligned, feedback_passes, chunk, keep):
-        lane = after  # earlier chunks' states are dropped
-    return _prefilled(aligned, lane)
+    for done, output in run_chunks(model, aligned, Prefilled.empty(feedback_passes), chunk, keep):  # noqa: B007  (earlier ones are dropped)
+        pass
+    return done.state(aligned, output.top_BTD[:, -1])
 
 
 @torch.no_grad()
@@ -81,8 +104,8 @@ def prefill_converged(
     max_passes: int = MAX_PASSES,
     keep: CacheKeep = "window",
 ) -> tuple[DecodeState, ConvergedReport]:
-    """The decode state to which fused passes over the prompts converge, and what that took (`read_converged`)."""
-    state, _, report = _read_converged(model, aligned, tolerance, window, max_passes, keep)
+    """The decode state to which fused passes over the prompts converge, and what that took (`run_converged`)."""
+    state, _, report = _run_converged(model, aligned, tolerance, window, max_passes, keep)
     return state, report
 
 
@@ -97,15 +120,16 @@ def prefill_with_states(
 ) -> tuple[DecodeState, list[Tensor]]:
     """`prefill`, and the top states [tokens, D] of every prompt, without padding: what scores a text."""
     aligned = align_prompts(model.trunk, prompts, mask)
+    lengths = aligned.lengths_B.tolist()
     if feedback_passes == "converged":
-        state, states_BTD, _ = _read_converged(model, aligned, keep=keep)
-        return state, [row[:length] for row, length in zip(states_BTD, aligned.lengths_B.tolist(), strict=True)]
-    lanes, states = zip(*_read_chunks(model, aligned, feedback_passes, chunk, keep), strict=True)
-    states_BTD, lengths = torch.cat(states, dim=1), aligned.lengths_B.tolist()
-    return _prefilled(aligned, lanes[-1]), [row[len(row) - length :] for row, length in zip(states_BTD, lengths, strict=True)]
+        state, top_BTD, _ = _run_converged(model, aligned, keep=keep)
+        return state, [row[:length] for row, length in zip(top_BTD, lengths, strict=True)]
+    done, parts = zip(*run_chunks(model, aligned, Prefilled.empty(feedback_passes), chunk, keep), strict=True)
+    top_BTD = torch.cat([part.top_BTD for part in parts], dim=1)
+    return done[-1].state(aligned, top_BTD[:, -1]), [row[len(row) - length :] for row, length in zip(top_BTD, lengths, strict=True)]
 
 
-def _read_converged(
+def _run_converged(
     model: FeedbackModel,
     aligned: AlignedPrompts,
     tolerance: float = 1e-3,
@@ -113,86 +137,105 @@ def _read_converged(
     max_passes: int = MAX_PASSES,
     keep: CacheKeep = "window",
 ) -> tuple[DecodeState, Tensor, ConvergedReport]:
-    """(state, top states [B, T, D] with padding behind, report)."""
-    starts = aligned.padded_behind()
-    states_BTD, cache, report = read_converged(
-        model, starts.tokens_BT, starts.lengths_B, tolerance, starts.positions_BT, starts.documents_BT, window, max_passes
-    )
-    if starts.documents_BT is not None:
-        cache = cache.align_right(starts.lengths_B)
-    rows_B = torch.arange(len(states_BTD), device=states_BTD.device)
-    lane = Lane(cache if keep == "all" else cache.trim(), states_BTD[rows_B, starts.lengths_B - 1])
-    return _prefilled(aligned, lane), states_BTD, report
+    """(state, top states [B, T, D] with padding on the right, report)."""
+    starts = aligned.padded_right()
+    inputs, lower = below(model, starts.tokens_BT, starts.layout, keep="all")
+    done = run_converged(model, inputs, starts.lengths_B, tolerance, window, max_passes)
+    caches = [done.cache, lower]
+    if starts.layout.documents_BT is not None:
+        caches = [None if cache is None else cache.align_right(starts.lengths_B) for cache in caches]
+    if keep != "all":
+        caches = [None if cache is None else cache.trim() for cache in caches]
+    rows_B, last_B = torch.arange(len(done.top_BTD), device=done.top_BTD.device), starts.lengths_B - 1
+    fed = PassState(caches[0], done.states_BTD[rows_B, last_B][:, None])
+    state = Prefilled((fed,), below=caches[1]).state(aligned, done.top_BTD[rows_B, last_B])
+    return state, done.top_BTD, done.report
 
 
-def _read_chunks(
-    model: FeedbackModel, aligned: AlignedPrompts, feedback_passes: FeedbackPasses, chunk: int | None, keep: CacheKeep
-) -> Iterator[tuple[Lane, Tensor]]:
-    """(lane of the last pass behind the chunk, its states [B, chunk, D]), chunk by chunk."""
-    check_feedback_passes(feedback_passes)
+def run_chunks(
+    model: FeedbackModel,
+    aligned: AlignedPrompts,
+    before: Prefilled,
+    chunk: int | None = None,
+    keep: CacheKeep = "window",
+    goes_on: bool = False,
+) -> Iterator[tuple[Prefilled, PassOutput]]:
+    """(where every pass stands after a chunk, the last one's output), chunk by chunk, from `before` on. Without
+    anything that `goes_on` after these slots, only the last pass keeps its cache in the last chunk."""
     if chunk is not None and chunk < 1:
-        raise ValueError(f"a chunk has at least one position, not {chunk}")
+        raise ValueError(f"a chunk must have at least one position, got {chunk}")
     length = aligned.tokens_BT.shape[1]
-    exact = feedback_passes == "exact"
-    size = 1 if exact else chunk or length
-    lanes = [Lane()] * (feedback_passes + 1 if isinstance(feedback_passes, int) else 1)
+    size = chunk or length
     for start in range(0, length, size):
         here = slice(start, start + size)
-        positions_BT, documents_BT = _part(aligned.positions_BT, here), _part(aligned.documents_BT, here)
-        embeddings_BTD = model.trunk.embed(aligned.tokens_BT[:, here])
-        if exact:
-            lane, states_BTD = exact_step(model, lanes[0], embeddings_BTD, positions_BT, documents_BT, keep)
-            lanes = [lane]
+        inputs, lower = below(model, aligned.tokens_BT[:, here], aligned.layout[:, here], before.below, keep)
+        if before.exact:
+            state, output = sequential(model, inputs, before.passes[0], keep)
+            passes = [state]
         else:
-            more = start + size < length
-            lanes, states_BTD = chunk_passes(model, lanes, embeddings_BTD, positions_BT, documents_BT, keep, more)
-        yield lanes[-1], states_BTD
+            passes, output = passes_over(model, inputs, before.passes, keep, more=goes_on or start + size < length)
+        before = Prefilled(tuple(passes), before.exact, lower)
+        yield before, output
 
 
-def chunk_passes(
-    model: FeedbackModel,
-    lanes: list[Lane],
-    embeddings_BTD: Tensor,
-    positions_BT: Tensor | None,
-    documents_BT: Tensor | None,
-    keep: CacheKeep,
-    more: bool,
-) -> tuple[list[Lane], Tensor]:
-    """One chunk through the plain pass and every fused one. Without `more` chunks to come, only the last pass keeps its cache."""
-    earlier: Keep = "window" if more else "none"
-    last = len(lanes) - 1
-    states_BTD, cache = model.trunk(embeddings_BTD, positions_BT, documents_BT, lanes[0].cache, earlier if last else keep)
-    after = [Lane(cache, states_BTD[:, -1])]
-    for k in range(1, last + 1):
-        states_BTD, cache = fused_pass(
-            model,
-            embeddings_BTD,
-            states_BTD,
-            boundary_BD=lanes[k - 1].boundary_BD,  # the pass before, as it stood before this chunk
-            positions_BT=positions_BT,
-            documents_BT=documents_BT,
-            cache=lanes[k].cache,
-            keep=keep if k == last else earlier,
+@dataclass(frozen=True)
+class SharedPrefix:
+    """Instructions or examples that many prompts begin with, prefilled once: `tokens`, and where every pass stands after them, with all
+    keys."""
+
+    tokens: tuple[int, ...]
+    prefilled: Prefilled
+
+
+@torch.no_grad()
+def prefill_prefix(
+    model: FeedbackModel, tokens: Sequence[int], feedback_passes: FeedbackPasses = 0, chunk: int | None = None
+) -> SharedPrefix:
+    """Prefill a prefix for `prefill_after`. Arguments and errors are those of `prefill`.
+
+    ValueError for "converged". There a state is committed when it moves less than a tolerance, which depends on the window it stands in; a
+    window that ended with the prefix would end elsewhere in prompt and prefix run as one. So `prefill_after` could keep its promise to the
+    tolerance only; "exact" keeps it to rounding.
+    """
+    aligned = align_prompts(model.trunk, [tokens])
+    for done, _ in run_chunks(model, aligned, Prefilled.empty(feedback_passes), chunk, "all", goes_on=True):  # noqa: B007
+        pass
+    return SharedPrefix(tuple(tokens), done)
+
+
+@torch.no_grad()
+def prefill_after(
+    model: FeedbackModel, prefix: SharedPrefix, continuations: TokenLists, chunk: int | None = None, keep: CacheKeep = "window"
+) -> DecodeState:
+    """The decode state after each continuation of the prefix: that of `prefill` of prefix and continuation as one prompt.
+
+    continuations  lists of ids, of any lengths; each has at least one
+    chunk, keep    as in `prefill`
+
+    Raises ValueError as `prefill` does.
+    """
+    aligned = align_prompts(model.trunk, continuations).padded_right()
+    before, longest = len(prefix.tokens), int(aligned.lengths_B.max())
+    if before + longest > model.trunk.context:
+        number = int(aligned.lengths_B.argmax())
+        raise ValueError(
+            f"prompt {number} has {longest} tokens after a prefix of {before}; they do not fit the model's context of {model.trunk.context}"
         )
-        after.append(Lane(cache, states_BTD[:, -1]))
-    return after, states_BTD
-
-
-def exact_step(
-    model: FeedbackModel, lane: Lane, embedding_B1D: Tensor, positions_B1: Tensor | None, documents_B1: Tensor | None, keep: CacheKeep
-) -> tuple[Lane, Tensor]:
-    """One position of the sequential recurrence: the lane feeds itself."""
-    state_B1D, cache = fused_pass(
-        model, embedding_B1D, embedding_B1D, lane.boundary_BD, positions_B1, documents_B1, cache=lane.cache, keep=keep
-    )
-    return Lane(cache, state_B1D[:, 0]), state_B1D
-
-
-def _prefilled(aligned: AlignedPrompts, lane: Lane) -> DecodeState:
-    assert lane.boundary_BD is not None
-    documents_B = None if aligned.documents_BT is None else aligned.documents_BT[:, -1]
-    return DecodeState(lane.cache, lane.boundary_BD, aligned.lengths_B, documents_B)
-
-
-def _part(tensor_BT: Tensor | None, here: slice) -> Tensor | None:
-    return None if tensor_BT is None else tensor_BT[:, here]
+    if aligned.layout.positions_BT is not None:
+        aligned = replace(aligned, layout=replace(aligned.layout, positions_BT=aligned.layout.positions_BT + before))
+    rows_B = torch.arange(len(aligned.tokens_BT), device=aligned.lengths_B.device)
+    start = prefix.prefilled.select(torch.zeros_like(rows_B))
+    done, parts = zip(*run_chunks(model, aligned, start, chunk, "all"), strict=True)
+    caches = [done[-1].passes[-1].cache, done[-1].below]
+    lengths_B, documents_B = before + aligned.lengths_B, None
+    if aligned.layout.documents_BT is not None:
+        caches = [None if cache is None else cache.align_right(lengths_B) for cache in caches]
+        documents_B = torch.zeros_like(lengths_B)
+    if keep != "all":
+        caches = [None if cache is None else cache.trim() for cache in caches]
+    earlier_BWD = start.passes[-1].before_BWD
+    assert earlier_BWD is not None
+    states_BTD = torch.cat([earlier_BWD, *(part.states_BTD for part in parts)], dim=1)
+    nearest_BW = aligned.lengths_B[:, None] + torch.arange(earlier_BWD.shape[1], device=rows_B.device)
+    top_BD = torch.cat([part.top_BTD for part in parts], dim=1)[rows_B, aligned.lengths_B - 1]
+    return DecodeState(PassState(caches[0], states_BTD[rows_B[:, None], nearest_BW]), caches[1], top_BD, lengths_B, documents_B)

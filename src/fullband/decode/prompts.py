@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fullband.layout import NOWHERE, Layout
 from fullband.trunk.protocol import Trunk
 
 PADDING = -1  # the document of slots that hold nothing; a prompt is document 0
@@ -21,22 +22,27 @@ class AlignedPrompts:
 
     tokens_BT     ids; 0 in padding
     lengths_B     tokens of each prompt, which is also the position of its first new token
-    positions_BT  0, 1, 2, … from each prompt's first token; 0 in padding. None if there is no padding
-    documents_BT  0, and -1 in padding. None if there is no padding: then no step of decoding needs a mask
+    layout        positions 0, 1, 2, … from each prompt's first token, 0 in padding; documents 0, and -1 in padding. Empty if there is no
+                  padding: then no step of decoding needs a mask
     """
 
     tokens_BT: Tensor
     lengths_B: Tensor
-    positions_BT: Tensor | None
-    documents_BT: Tensor | None
+    layout: Layout = NOWHERE
 
-    def padded_behind(self) -> AlignedPrompts:
-        """The same rows with their padding moved behind them: all begin in slot 0."""
-        if self.positions_BT is None or self.documents_BT is None:
+    def padded_right(self) -> AlignedPrompts:
+        """The same prompts with their padding moved after them: all begin in slot 0."""
+        positions_BT, documents_BT = self.layout.positions_BT, self.layout.documents_BT
+        if positions_BT is None or documents_BT is None:
             return self
         slots_T = torch.arange(self.tokens_BT.shape[1], device=self.tokens_BT.device)
         source_BT = (slots_T + (len(slots_T) - self.lengths_B)[:, None]) % len(slots_T)
-        return AlignedPrompts(*(t.gather(1, source_BT) if t.dim() == 2 else t for t in vars(self).values()))
+        tokens_BT, positions_BT, documents_BT = (t.gather(1, source_BT) for t in (self.tokens_BT, positions_BT, documents_BT))
+        return AlignedPrompts(tokens_BT, self.lengths_B, Layout(positions_BT, documents_BT))
+
+    def select(self, rows: Tensor) -> AlignedPrompts:
+        """The given prompts [N], in that order."""
+        return AlignedPrompts(self.tokens_BT[rows], self.lengths_B[rows], self.layout[rows])
 
 
 def align_prompts(trunk: Trunk, prompts: TokenLists | Tensor, mask: Tensor | None = None, cut_to: int | None = None) -> AlignedPrompts:
@@ -53,17 +59,17 @@ def align_prompts(trunk: Trunk, prompts: TokenLists | Tensor, mask: Tensor | Non
         rows = [row if len(row) <= trunk.context else row[-cut_to:] for row in rows]
     for number, row in enumerate(rows):
         _check(trunk, number, row)
-    device = trunk.head_weight.device
+    device = trunk.device
     lengths_B = torch.tensor([len(row) for row in rows])
     longest = int(lengths_B.max())
     tokens_BT = torch.zeros(len(rows), longest, dtype=torch.long)
     for row, tokens in zip(tokens_BT, rows, strict=True):
         row[longest - len(tokens) :] = tokens
     if int(lengths_B.min()) == longest:
-        return AlignedPrompts(tokens_BT.to(device), lengths_B.to(device), None, None)
+        return AlignedPrompts(tokens_BT.to(device), lengths_B.to(device))
     offsets_BT = torch.arange(longest)[None] - (longest - lengths_B)[:, None]  # negative in padding
     documents_BT = torch.where(offsets_BT < 0, PADDING, 0)
-    return AlignedPrompts(tokens_BT.to(device), lengths_B.to(device), offsets_BT.clamp(min=0).to(device), documents_BT.to(device))
+    return AlignedPrompts(tokens_BT.to(device), lengths_B.to(device), Layout(offsets_BT.clamp(min=0), documents_BT).to(device))
 
 
 def _rows_of_lists(prompts: TokenLists, mask: Tensor | None) -> list[Tensor]:

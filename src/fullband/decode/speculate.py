@@ -1,7 +1,7 @@
 """Self-speculation: draft by looking back, check the draft with a few parallel passes, keep what the states confirm.
 
 In plain decoding a token waits for the state before it. But a text that repeats itself can be guessed: where the last tokens stood
-before, the tokens that followed them then are the draft. The model reads it ahead (`read_ahead`); where the next token turns out to be
+before, the tokens that followed them then are the draft. The model reads it ahead (`run_ahead`); where the next token turns out to be
 the drafted one, its state is there already, if it is exact or moved less than the tolerance in the last pass.
 """
 
@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import torch
-import torch.nn.functional as F
 
-from fullband.decode.ahead import Ahead, read_ahead
+from fullband.decode.ahead import Ahead, run_ahead
 from fullband.decode.modes import Mode
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
@@ -88,7 +87,7 @@ class LookAhead:
         self._model, self._mode, self._settings, self.report = model, mode, settings, report
         self._lookup = PromptLookup(text)
         self._ahead: Ahead | None = None
-        self._start = 0  # slots before the block that was read ahead
+        self._before: DecodeState | None = None  # where the block that was run ahead begins
         self._block: list[int] = []
         self._confirmed = 0  # tokens of the block whose states hold
         self._read = 0  # tokens of the block that the row has really read
@@ -107,23 +106,25 @@ class LookAhead:
         self._read += 1
         if self._read > 1:
             self.report.kept += 1
-        assert self._ahead is not None
-        cache = self._ahead.cache.crop(self._start + self._read)
-        return DecodeState(cache, self._ahead.states_BSD[:, self._read - 1], state.positions_B + 1, state.documents_B)
+        assert self._ahead is not None and self._before is not None
+        return self._ahead.state_after(self._before, self._read, self._model.connection)
 
     def _look(self, state: DecodeState, token: int) -> None:
         """Read the token and a draft, in passes until what the model says of the draft cannot change, or as many as are allowed."""
-        self._start, self._read = state.cache.length, 0
-        cache = state.cache.trim() if self._ahead is None else self._ahead.cache.rollback(self._start).trim()
+        length, self._read = state.cache.length, 0
+        if self._ahead is not None:  # its caches are used up: their later slots are written over
+            lower = None if self._ahead.below is None else self._ahead.below.rollback(length)
+            state = replace(state, fed=replace(state.fed, cache=self._ahead.cache.rollback(length)), below=lower)
+        self._before = state = state.trim()
         room = self._model.trunk.context - int(state.positions_B) - 1
         self._block = [token, *self._lookup.draft(min(self._settings.draft_length, room))]
         block_1S = torch.tensor([self._block], device=state.top_BD.device)
         passes = 0
-        for ahead in read_ahead(self._model, replace(state, cache=cache), block_1S, self._mode):
+        for ahead in run_ahead(self._model, state, block_1S, self._mode):
             passes += 1
             settled = (ahead.change_BS[0] <= self._settings.tolerance).tolist()
             self._ahead, self._confirmed = ahead, next((i for i, ok in enumerate(settled) if not ok), len(settled))
-            likeliest = F.linear(ahead.states_BSD[0], self._model.trunk.head_weight).argmax(dim=-1).tolist()
+            likeliest = self._model.trunk.head(ahead.top_BSD[0]).argmax(dim=-1).tolist()
             agreed = next((i for i, drafted in enumerate(self._block[1:]) if likeliest[i] != drafted), len(self._block) - 1)
             if self._confirmed > agreed or passes == self._settings.max_passes:
                 break

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullband.decode.modes import Mode, step
-from fullband.feedback.passes import FeedbackModel
+from fullband.feedback.passes import FeedbackModel, PassState
 from fullband.feedback.state import DecodeState
 from fullband.trunk.cache import Cache
 from fullband.trunk.static_cache import StaticCache
@@ -45,7 +45,10 @@ class StaticStepper:
             raise ValueError(f"the capacity of fixed buffers is {limits}; not {capacity}")
         documents_B = None if state.documents_B is None else state.documents_B.clone()
         self._model, self._mode, self._capacity = model, mode, capacity
-        self.state = DecodeState(StaticCache(state.cache, capacity), state.top_BD.clone(), state.positions_B.clone(), documents_B)
+        lower = None if state.below is None else StaticCache(state.below, capacity)
+        assert state.fed.before_BWD is not None
+        fed = PassState(StaticCache(state.cache, capacity), state.fed.before_BWD.clone())
+        self.state = DecodeState(fed, lower, state.top_BD.clone(), state.positions_B.clone(), documents_B)
         self.room = capacity - state.cache.length if room is None else room
         self._run: Callable[[Tensor], None] = _compiled(self._advance) if compile else self._advance
 
@@ -54,8 +57,9 @@ class StaticStepper:
         if state.documents_B is not None and self.state.documents_B is None:
             raise ValueError("a stepper that was made for rows of one length cannot take padded ones")
         self.state.cache.load(state.cache)
-        self.state.top_BD.copy_(state.top_BD)
-        self.state.positions_B.copy_(state.positions_B)
+        if self.state.below is not None:
+            self.state.below.load(state.below)
+        self._take(state)
         self.room = self._capacity - state.cache.length
 
     def __call__(self, tokens_B: Tensor) -> Tensor:
@@ -71,9 +75,13 @@ class StaticStepper:
 
     @torch.no_grad()
     def _advance(self, tokens_B: Tensor) -> None:
-        after = step(self._model, self.state, tokens_B, self._mode)
-        self.state.top_BD.copy_(after.top_BD)
-        self.state.positions_B.copy_(after.positions_B)
+        self._take(step(self._model, self.state, tokens_B, self._mode))
+
+    def _take(self, state: DecodeState) -> None:
+        assert self.state.fed.before_BWD is not None and state.fed.before_BWD is not None
+        self.state.fed.before_BWD.copy_(state.fed.before_BWD)
+        self.state.top_BD.copy_(state.top_BD)
+        self.state.positions_B.copy_(state.positions_B)
 
 
 class StaticRows:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fullband.config import FeedbackPasses
 from fullband.decode.history import NO_TOKEN, History, TextSoFar
 from fullband.decode.modes import Mode, resolve_mode
 from fullband.decode.options import GenerateOptions, Settings
@@ -22,6 +20,7 @@ from fullband.decode.speculate import SpeculationReport
 from fullband.decode.static import StaticRows
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
+from fullband.feedback_config import FeedbackPasses
 
 FinishReason = Literal["stop", "length", "cancelled"]  # a stop id or stop string was made; the row is as long as it may be
 _REASONS: tuple[FinishReason | None, ...] = (None, "length", "stop")
@@ -183,7 +182,7 @@ class TokenStream(Iterator[NewTokens]):
 
     def _logits(self) -> Tensor:
         """Logits [N, V] of the next token, as the penalty, the minimum length and the processors leave them."""
-        logits_NV = F.linear(self._rows.top_ND, self._model.trunk.head_weight)
+        logits_NV = self._model.trunk.head(self._rows.top_ND)
         options, history = self._options, self._history
         if history is not None and history.seen_NV is not None:
             logits_NV = penalize_repetition(precise(logits_NV), history.seen_NV, options.repetition_penalty)
@@ -222,4 +221,5 @@ class TokenStream(Iterator[NewTokens]):
 
 def _tokens_of(aligned: AlignedPrompts) -> Tensor:
     """Tokens [B, T], -1 in padding."""
-    return aligned.tokens_BT if aligned.documents_BT is None else aligned.tokens_BT.where(aligned.documents_BT >= 0, NO_TOKEN)
+    documents_BT = aligned.layout.documents_BT
+    return aligned.tokens_BT if documents_BT is None else aligned.tokens_BT.where(documents_BT >= 0, NO_TOKEN)

@@ -8,15 +8,15 @@ wavefront is what further passes make of it. σ is relative: the noise has σ ti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fullband.data.batch import Batch
 from fullband.decode import prefill, resolve_mode, step
-from fullband.feedback.passes import FeedbackModel, fused_pass
-from fullband.feedback.state import DecodeState
+from fullband.feedback.passes import FeedbackModel, below, parallel, plain_pass
 from fullband.trunk.pointwise import lengths
 
 FLOOR = 1e-5  # relative distance at which rounding takes over
@@ -55,7 +55,7 @@ def perturb(model: FeedbackModel, batch: Batch, sigma: float, passes: int = 16, 
     if length < 4:
         raise ValueError(f"a perturbation is followed over rows of at least 4 positions, not {length}")
     generator = torch.Generator().manual_seed(seed)
-    tokens_BT = batch.tokens.to(model.trunk.head_weight.device)
+    tokens_BT = batch.tokens.to(model.trunk.device)
     at = length // 4
     along = _along_positions(model, tokens_BT[:, : at + 1 + positions], at, sigma, generator)
     measurable = min(passes, length // 2 - 1)
@@ -66,7 +66,9 @@ def perturb(model: FeedbackModel, batch: Batch, sigma: float, passes: int = 16, 
 def _along_positions(model: FeedbackModel, tokens_BT: Tensor, at: int, sigma: float, generator: torch.Generator) -> list[float]:
     """The state of position `at` is nudged, after exact reading up to it; the text goes on as it is."""
     clean = prefill(model, tokens_BT[:, : at + 1], "exact")
-    nudged = DecodeState(clean.cache, _nudge(clean.top_BD, sigma, generator), clean.positions_B, clean.documents_B).fork()
+    assert clean.fed.before_BWD is not None
+    nudged = replace(clean, top_BD=_nudge(clean.top_BD, sigma, generator))
+    nudged = replace(nudged, fed=replace(clean.fed, before_BWD=nudged.top_BD[:, None])).fork()
     distances, mode = [_distance(nudged.top_BD, clean.top_BD)], resolve_mode("soft")
     for t in range(at + 1, tokens_BT.shape[1]):
         clean, nudged = (step(model, state, tokens_BT[:, t], mode) for state in (clean, nudged))
@@ -75,14 +77,14 @@ def _along_positions(model: FeedbackModel, tokens_BT: Tensor, at: int, sigma: fl
 
 
 def _over_passes(model: FeedbackModel, tokens_BT: Tensor, passes: int, sigma: float, generator: torch.Generator) -> list[float]:
-    embeddings_BTD = model.trunk.embed(tokens_BT)
-    clean_BTD, _ = model.trunk(embeddings_BTD)
-    nudged_BTD = _nudge(clean_BTD, sigma, generator)
+    inputs, _ = below(model, tokens_BT)
+    first = plain_pass(model, inputs)
+    nudged_first = first._replace(states_BTD=_nudge(first.states_BTD, sigma, generator))
+    runs = [parallel(model, inputs, start) for start in (first, nudged_first)]
     past = slice(passes + 1, None)
-    distances = [_distance(nudged_BTD[:, past], clean_BTD[:, past])]
-    for _ in range(passes):
-        clean_BTD, nudged_BTD = (fused_pass(model, embeddings_BTD, states)[0] for states in (clean_BTD, nudged_BTD))
-        distances.append(_distance(nudged_BTD[:, past], clean_BTD[:, past]))
+    distances = [_distance(nudged_first.states_BTD[:, past], first.states_BTD[:, past])]
+    for clean, nudged in islice(zip(*runs, strict=True), passes):
+        distances.append(_distance(nudged.states_BTD[:, past], clean.states_BTD[:, past]))
     return distances
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullband.feedback.passes import FeedbackModel, fused_pass
+from fullband.feedback.passes import FeedbackModel, below, plain_pass, sequential
 from fullband.trunk.pointwise import lengths
 
 PROJECTIONS = 2
@@ -52,12 +52,12 @@ def measure_reach(model: FeedbackModel, tokens: Tensor, prompt: int = 3, seed: i
     if tokens.dim() != 1 or not 1 <= prompt < len(tokens):
         raise ValueError(f"reachability takes one row longer than its prompt of {prompt}, not {list(tokens.shape)}")
     blocks = stack_blocks(model.trunk)
-    tokens_1T = tokens[None].to(model.trunk.head_weight.device)
+    tokens_1T = tokens[None].to(model.trunk.device)
     readings: dict[str, Callable[[], None]] = {
         "standard": lambda: _read_plain(model, tokens_1T),
         "soft": lambda: _read_soft(model, tokens_1T, prompt),
     }
-    carried = _carried_layer(model.trunk, len(blocks))
+    carried = max(model.connection.sources, default=len(blocks))
     return [_measure(mode, reading, blocks, tokens_1T.shape[1], prompt, carried, seed) for mode, reading in readings.items()]
 
 
@@ -71,21 +71,14 @@ def stack_blocks(trunk: Any) -> nn.ModuleList:
 
 
 def _read_plain(model: FeedbackModel, tokens_1T: Tensor) -> None:
-    model.trunk(model.trunk.embed(tokens_1T))
+    plain_pass(model, below(model, tokens_1T)[0])
 
 
 def _read_soft(model: FeedbackModel, tokens_1T: Tensor, prompt: int) -> None:
     """A plain prompt, then position by position with feedback (Listing 2), its graph kept."""
-    embeddings = model.trunk.embed(tokens_1T)
-    states, cache = model.trunk(embeddings[:, :prompt], None, None, None, "all")
-    for t in range(prompt, tokens_1T.shape[1]):
-        here = embeddings[:, t : t + 1]
-        states, cache = fused_pass(model, here, here, states[:, -1], cache=cache, keep="all")
-
-
-def _carried_layer(trunk: Any, depth: int) -> int:
-    own = getattr(trunk, "fed_back", None)
-    return depth if own is None or own.depth is None else int(own.depth)
+    inputs, _ = below(model, tokens_1T)
+    state, _ = sequential(model, inputs[:prompt], keep="all", feeds_back=False)
+    sequential(model, inputs[prompt:], state, "all")
 
 
 def _measure(mode: str, reading: Callable[[], None], blocks: nn.ModuleList, length: int, prompt: int, carried: int, seed: int) -> Reach:

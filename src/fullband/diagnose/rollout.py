@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fullband.decode import stream
 from fullband.diagnose.trace import Progress
-from fullband.feedback.fusion import Fusion
+from fullband.feedback.connection import Connection
 from fullband.feedback.passes import FeedbackModel
-from fullband.trunk.protocol import Keep, Trunk
+from fullband.trunk.protocol import Trunk, TrunkOutput
 
 POINTS = 128  # of the curves of scale over a rollout
 NGRAM = 4
@@ -73,29 +73,20 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trunk, name)
 
-    def __call__(
-        self,
-        inputs_BTD: Tensor,
-        positions_BT: Tensor | None = None,
-        documents_BT: Tensor | None = None,
-        cache: Any | None = None,
-        keep: Keep = "none",
-    ) -> tuple[Tensor, Any | None]:
-        states_BTD, cache = self._trunk(inputs_BTD, positions_BT, documents_BT, cache, keep)
-        if inputs_BTD.shape[1] == 1:
-            self.input_rms.append(_rms(inputs_BTD))
-            self.state_rms.append(_rms(states_BTD))
+    def above(self, x_BTD: Tensor, *others: Any) -> TrunkOutput:
+        output = self._trunk.above(x_BTD, *others)
+        if x_BTD.shape[1] == 1:
+            self.input_rms.append(_rms(x_BTD))
+            self.state_rms.append(_rms(output.top_BTD))
         else:
             self.prompts += 1
-        return states_BTD, cache
-
-    forward = __call__
+        return output
 
 
 @dataclass(frozen=True)
 class _Model:
     trunk: Any
-    fusion: Fusion
+    connection: Connection
 
 
 def roll_out(
@@ -119,7 +110,7 @@ def roll_out(
     watched = _Watched(model.trunk)
     texts: list[list[int]] = [[] for _ in prompts]
     steps = stream(
-        _Model(watched, model.fusion),
+        _Model(watched, model.connection),
         prompts,
         mode,
         max_new_tokens=tokens,

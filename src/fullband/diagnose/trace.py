@@ -28,7 +28,7 @@ from torch import Tensor
 from fullband.data.batch import IGNORE, Batch
 from fullband.diagnose.records import Arrival, PassChange, PassRecord, Return, Trace
 from fullband.feedback.loss import token_losses
-from fullband.feedback.passes import FeedbackModel, check_length, iterate_passes, read_exact
+from fullband.feedback.passes import FeedbackModel, below, check_length, iterate_passes, sequential
 from fullband.feedback.settling import Changes, find_front, passes_by_position, quantile, rounding, settled_from, state_norms
 from fullband.trunk.pointwise import lengths
 
@@ -75,12 +75,11 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
         raise ValueError(f"a change ratio takes at least 3 passes, not {passes}")
     check_length(model, batch.shape[1])
     report = progress or (lambda done, total: None)
-    batch = batch.to(model.trunk.head_weight.device)
-    one_document = bool((batch.documents == 0).all())
-    layout = () if one_document else (batch.positions, batch.documents)
+    batch = batch.to(model.trunk.device)
+    inputs, _ = below(model, batch.tokens, batch.layout.with_plain(None))
     positions = _Positions(batch, passes)
     report(0, passes)
-    exact_BTD = read_exact(model, batch.tokens, *layout)
+    exact_BTD = sequential(model, inputs)[1].top_BTD
     exact = _Exact(model, exact_BTD, positions)
     records: list[PassRecord] = []
     changes = Changes(int(positions.past_BT.sum()), positions.horizon - 1, rounding(exact_BTD.dtype), exact_BTD.device)
@@ -88,7 +87,7 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
     previous_BTD: Tensor | None = None
     fixed_at = None
     arrived_BT = torch.ones_like(batch.tokens)  # the pass after the last one that was too far from exact reading
-    for k, states_BTD in enumerate(islice(iterate_passes(model, batch.tokens, *layout), passes), start=1):
+    for k, states_BTD in enumerate(islice(iterate_passes(model, inputs), passes), start=1):
         measurable = k <= positions.horizon
         moved = None
         change_BT = torch.empty(0)

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullband.config import FeedbackPasses
 from fullband.data.batch import IGNORE, Batch, Document, stack
 from fullband.feedback.loss import CHUNK_LOGITS, token_losses
-from fullband.feedback.passes import FeedbackModel, check_feedback_passes, check_length, iterate_passes, read
+from fullband.feedback.passes import FeedbackModel, check_feedback_passes, states_by_passes, top_states
+from fullband.feedback_config import FeedbackPasses
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def loss_by_passes(
     for places, batch in _batches(pieces, batch_tokens):
         owners_B = torch.tensor([owners[place] for place in places])
         counts_D.index_add_(0, owners_B, (batch.targets != IGNORE).sum(-1).double())
-        batch = batch.to(model.trunk.head_weight.device)
-        for passes, states_BTD in _readings(model, batch, readings):
+        batch = batch.to(model.trunk.device)
+        for passes, states_BTD in states_by_passes(model, batch.tokens, readings, batch.layout):
             nll, _ = token_losses(states_BTD.flatten(0, 1), model.trunk.head_weight, batch.targets.flatten())
             sums_RD[readings.index(passes)].index_add_(0, owners_B, nll.view(batch.shape).sum(-1).double().cpu())
     scored = counts_D > 0
@@ -137,13 +137,12 @@ def accuracy_by_position(
         raise ValueError(f"tokens and targets must both be [N, T], got {list(tokens.shape)} and {list(targets.shape)}")
     if batch_rows < 1:
         raise ValueError(f"batch_rows must be at least 1, got {batch_rows}")
-    head_weight = model.trunk.head_weight
     right_T = torch.zeros(tokens.shape[1], dtype=torch.float64)
     counts_T = torch.zeros(tokens.shape[1], dtype=torch.long)
     for tokens_BT, targets_BT in zip(tokens.split(batch_rows), targets.split(batch_rows), strict=True):
-        targets_BT = targets_BT.to(head_weight.device)
-        states_BTD = read(model, tokens_BT.to(head_weight.device), feedback_passes)
-        likeliest_BT = _likeliest(states_BTD.flatten(0, 1), head_weight).view(targets_BT.shape)
+        targets_BT = targets_BT.to(model.trunk.device)
+        states_BTD = top_states(model, tokens_BT.to(model.trunk.device), feedback_passes)
+        likeliest_BT = _most_likely(states_BTD.flatten(0, 1), model.trunk.head_weight).view(targets_BT.shape)
         scored_BT = targets_BT != IGNORE
         right_T += ((likeliest_BT == targets_BT) & scored_BT).sum(0).cpu()
         counts_T += scored_BT.sum(0).cpu()
@@ -151,7 +150,7 @@ def accuracy_by_position(
     return PositionAccuracy(accuracy_T, (accuracy_T * (1 - accuracy_T) / counts_T).sqrt(), counts_T)
 
 
-def _likeliest(states_ND: Tensor, head_weight_VD: Tensor) -> Tensor:
+def _most_likely(states_ND: Tensor, head_weight_VD: Tensor) -> Tensor:
     """[N] ids, holding few logits at once."""
     rows = max(1, CHUNK_LOGITS // head_weight_VD.shape[0])
     return torch.cat([F.linear(part, head_weight_VD).argmax(-1) for part in states_ND.split(rows)])
@@ -186,22 +185,6 @@ def _batches(pieces: list[Document], batch_tokens: int) -> Iterator[tuple[list[i
         rows = max(1, batch_tokens // len(pieces[order[0]]))
         places, order = order[:rows], order[rows:]
         yield places, stack([pieces[place] for place in places])
-
-
-def _readings(model: FeedbackModel, batch: Batch, readings: Sequence[FeedbackPasses]) -> Iterator[tuple[FeedbackPasses, Tensor]]:
-    """(feedback passes, states); `readings` includes 0. Fewer passes are the first of more, so they are run once."""
-    check_length(model, batch.shape[1])
-    documents_BT = None if bool((batch.documents == 0).all()) else batch.documents
-    positions_BT = None if documents_BT is None else batch.positions
-    deepest = max(passes for passes in readings if isinstance(passes, int))
-    for passes, states_BTD in enumerate(iterate_passes(model, batch.tokens, positions_BT, documents_BT, batch.plain)):
-        if passes in readings:
-            yield passes, states_BTD
-        if passes == deepest:
-            break
-    for way in readings:
-        if not isinstance(way, int):
-            yield way, read(model, batch.tokens, way, positions_BT, documents_BT, batch.plain)
 
 
 def _row(passes: FeedbackPasses, sums_D: Tensor, plain_D: Tensor, counts_D: Tensor) -> PassesLoss:

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fullband.config import FeedbackPasses
 from fullband.evaluate.generative.problems import TASKS as GENERATIVE
 from fullband.evaluate.generative.problems import Prompts
 from fullband.evaluate.generative.rollouts import Setting
 from fullband.evaluate.harness.definitions import SUITES
+from fullband.feedback_config import FeedbackPasses
 from fullband.files import check_place, file_hash, write_json
 
 PLAN = "plan.json"

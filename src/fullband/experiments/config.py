@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field, field_validator, model_validator
 
-from fullband.config import Control, FeedbackPasses
+from fullband.feedback_config import Control, FeedbackPasses
 from fullband.probe.examples import TASKS, Task
 from fullband.probe.reading import PREFILLS
 from fullband.shipped import shipped_recipes

@@ -65,7 +65,7 @@ def expected_cost(recipe: Recipe) -> RunCost:
     mixture = pass_mixture(resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.feedback.start_step)
     tokens = recipe.train.steps * recipe.train.batch_rows * recipe.data.length
     rows = recipe.train.microbatch_rows or recipe.train.batch_rows
-    return run_cost(trunk, recipe.model.fusion_name, tokens, mixture, recipe.data.length, compiled_feedback(recipe), rows)
+    return run_cost(trunk, recipe.connection, tokens, mixture, recipe.data.length, compiled_feedback(recipe), rows)
 
 
 def _recipe(experiment: Experiment, cell: Cell, seed: int, runs: Path) -> Recipe:

@@ -8,15 +8,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from fullband.config import Control, FeedbackPasses, Recipe, TaskSource
+from fullband.config import Recipe, TaskSource
 from fullband.data.build import build_loader
 from fullband.data.tasks import build_task
 from fullband.data.tokenizers import load_tokenizer
 from fullband.diagnose import judge, rows_of_documents, trace_passes
 from fullband.evaluate.loss import accuracy_by_position
 from fullband.experiments.config import PositionsMeasure, ProbeMeasure, SettlingMeasure
-from fullband.feedback.converged import positions_to_read
-from fullband.feedback.fusion import FUSIONS, Gated
+from fullband.feedback.converged import positions_to_run
+from fullband.feedback.mergers import MERGERS, Gated
+from fullband.feedback_config import Control, FeedbackPasses
 from fullband.loading import load_model
 from fullband.model import FullBandModel, resolve_model_folder
 from fullband.presets import resolve_schedule
@@ -48,7 +49,7 @@ def measure(
     folder = resolve_model_folder(Path(recipe.output or ""))
     model = load_model(folder)
     assert isinstance(model, FullBandModel)
-    model.fusion.control = recipe.feedback.control  # a model that was trained under a control is read under it
+    model.connection.control = recipe.feedback.control  # a model that was trained under a control is read under it
     if isinstance(plan, PositionsMeasure):
         return _positions(model, recipe, plan, reading_progress)
     if isinstance(plan, SettlingMeasure):
@@ -69,7 +70,7 @@ def readings_of(recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | Probe
         return list(plan.prefills)
     names = [reading_name(recipe, passes) for passes in plan.feedback_passes]
     if isinstance(plan, PositionsMeasure) and recipe.feedback.control == "none":
-        gated = issubclass(FUSIONS[recipe.model.fusion_name], Gated)
+        gated = issubclass(MERGERS[recipe.connection.fusion or "gated"], Gated)
         names += [f"{names[-1]}, {control}" for control in plan.controls if gated or control != "constant-gate"]
     return names
 
@@ -85,14 +86,14 @@ def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure, rea
     values = {}
 
     def read(name: str, how: FeedbackPasses) -> None:
-        with reading_progress(model, positions_to_read(rows.tokens.numel(), [how])):
+        with reading_progress(model, positions_to_run(rows.tokens.numel(), [how])):
             accuracy_T = accuracy_by_position(model, rows.tokens, rows.targets, how, batch_rows=256).accuracy_T
         values[name] = {str(position): float(accuracy_T[position - 1]) for position in plan.positions}
 
     passes = {reading_name(recipe, how): how for how in (plan.feedback_passes if feeds_back(recipe) else [0])}
     for name in readings_of(recipe, plan):
         plainly, _, control = name.partition(", ")
-        with under(model, cast(Control, control) or model.fusion.control):
+        with under(model, cast(Control, control) or model.connection.control):
             read(name, passes[plainly])
     return Measured(values)
 
@@ -100,18 +101,18 @@ def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure, rea
 @contextmanager
 def under(model: FullBandModel, control: Control) -> Iterator[None]:
     """The model with its carried states, or its gate, taken away."""
-    before, model.fusion.control = model.fusion.control, control
+    before, model.connection.control = model.connection.control, control
     try:
         yield
     finally:
-        model.fusion.control = before
+        model.connection.control = before
 
 
 def _settling(model: FullBandModel, recipe: Recipe, plan: SettlingMeasure, reading_progress: ReadingProgress) -> Measured:
     data = recipe.data.model_copy(update={"tokenizer": "bytes"}) if recipe.data.tokenizer == "auto" else recipe.data
     documents = build_loader(data, recipe.seed, 1).validation_documents(DOCUMENTS)
     batch = rows_of_documents(documents, plan.rows, plan.passes, model.trunk.context, plan.length)
-    with reading_progress(model, positions_to_read(batch.tokens.numel(), [plan.passes, "exact"])):
+    with reading_progress(model, positions_to_run(batch.tokens.numel(), [plan.passes, "exact"])):
         trace = trace_passes(model, batch, plan.passes)
     values = {}
     for passes in plan.feedback_passes if feeds_back(recipe) else [0]:

@@ -169,7 +169,7 @@ def training_numbers(job: Job, trained: RunResult, processor_seconds: float, res
         "token_equivalent": trained.token_equivalent,
         "executed_positions": trained.executed_positions,
         "executed_flops": run_flops(
-            trunk, recipe.model.fusion_name, trained.tokens, trained.executed_positions, recipe.data.length, recipe.feedback, rows
+            trunk, recipe.connection, trained.tokens, trained.executed_positions, recipe.data.length, recipe.feedback, rows
         ),
         "seconds": round(trained.seconds, 1),
         "processor_seconds": round(processor_seconds, 1),

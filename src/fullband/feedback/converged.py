@@ -1,4 +1,4 @@
-"""Converged reading: passes over a sliding window that commits positions once their states stop moving.
+"""Converged passes: passes over a sliding window that commits positions once their states stop moving.
 
 A pass over the whole row computes again what has settled long ago and what cannot settle yet. Here a pass covers only a window behind
 the last committed position. A position enters it plain, is refined by every pass, and is committed (its keys and values stay, its
@@ -12,27 +12,27 @@ Each row has its own window. Rows that are ahead wait, so a row's states do not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fullband.config import FeedbackPasses
-from fullband.feedback.passes import FeedbackModel, fused_pass
+from fullband.feedback.passes import FeedbackModel, Inputs, PassOutput, fused_pass
+from fullband.feedback_config import FeedbackPasses
 from fullband.trunk.pointwise import lengths
 
 WINDOW = 64  # positions in a row's window
-MAX_PASSES = 16  # passes a position may take before its row is read exactly
+MAX_PASSES = 16  # passes a position may take before its row goes position by position
 
 
 @dataclass(frozen=True)
 class ConvergedReport:
-    """What converged reading did.
+    """What converged passes did.
 
     passes_B             most passes that a position of the row took before it was committed (its first, plain one included)
     residual_B           largest relative change ‖h^(k) - h^(k-1)‖ / ‖h^(k)‖ at which a position of the row was committed
-    exact_from_B         position from which the row was read exactly because it was wavefront-limited; -1 = nowhere
+    exact_from_B         position from which the row went position by position because it was wavefront-limited; -1 = nowhere
     executed_positions   positions the trunk computed, over all rows, padding and waiting rows included
     """
 
@@ -55,7 +55,7 @@ class _Rows:
         self.carried_BTD = torch.zeros_like(like_BTD)  # at t: the state that position t + 1 is fused with
         self.known_BT = torch.zeros(batch, length, dtype=torch.bool, device=device)  # carried_BTD[t] holds a state
         self.passes_BT = torch.zeros(batch, length, dtype=torch.long, device=device)
-        self.states_BTD = torch.zeros_like(like_BTD)
+        self.states_BTD, self.top_BTD = torch.zeros_like(like_BTD), torch.zeros_like(like_BTD)
         self.residual_B = torch.zeros(batch, dtype=torch.promote_types(like_BTD.dtype, torch.float32), device=device)
         self.exact_from_B = torch.full((batch,), -1, device=device)
 
@@ -70,8 +70,9 @@ class _Rows:
         """Positions whose predecessor has no state yet enter plain."""
         return torch.cat([torch.ones_like(self.known_BT[:, :1]), ~self.known_BT[:, :-1]], dim=1)
 
-    def take(self, start: int, states_BSD: Tensor, tolerance: float, max_passes: int) -> None:
+    def take(self, start: int, output: PassOutput, tolerance: float, max_passes: int) -> None:
         """Take over a pass over the slots from `start` on: commit what has settled, keep the rest for the next pass."""
+        states_BSD = output.states_BTD
         stop = start + states_BSD.shape[1]
         slots_S = self.slots_T[start:stop]
         first_B1, ends_B1 = self.committed_B[:, None], self.window_ends()[:, None]
@@ -85,6 +86,7 @@ class _Rows:
         keep_BS = inside_BS & (slots_S >= committed_B[:, None] - 1)
         self.carried_BTD[:, start:stop] = torch.where(keep_BS[..., None], states_BSD, self.carried_BTD[:, start:stop])
         self.states_BTD[:, start:stop] = torch.where(run_BS[..., None], states_BSD, self.states_BTD[:, start:stop])
+        self.top_BTD[:, start:stop] = torch.where(run_BS[..., None], output.top_BTD, self.top_BTD[:, start:stop])
         self.known_BT[:, start:stop] |= inside_BS
         self.passes_BT[:, start:stop] += inside_BS
         moved_BS = torch.where(run_BS & (slots_S != first_B1), change_BS, 0)
@@ -101,59 +103,67 @@ class _Rows:
         return change.masked_fill(~self.known_BT[:, start:stop], float("inf"))
 
 
+class Converged(NamedTuple):
+    """Top states and carried states [B, T, D], the cache of the layers above the entry with all keys kept, and what it took."""
+
+    top_BTD: Tensor
+    states_BTD: Tensor
+    cache: Any
+    report: ConvergedReport
+
+
 @torch.no_grad()
-def read_converged(
+def run_converged(
     model: FeedbackModel,
-    tokens_BT: Tensor,
+    inputs: Inputs,
     lengths_B: Tensor | None = None,
     tolerance: float = 1e-3,
-    positions_BT: Tensor | None = None,
-    documents_BT: Tensor | None = None,
     window: int = WINDOW,
     max_passes: int = MAX_PASSES,
-) -> tuple[Tensor, Any, ConvergedReport]:
-    """(top states [B, T, D], the cache with all keys kept, report) of rows that begin in slot 0.
+) -> Converged:
+    """The states to which passes over sequences that begin in slot 0 converge.
 
-    lengths_B    tokens of each row, padding (document -1) behind them; None = all of them
-    tolerance    relative change of a state below which it is settled
-    Raises ValueError for a tolerance, window or number of passes that cannot work, and for a trunk whose cache cannot be cut back.
+    lengths_B    tokens of each sequence, padding (document -1) after them; None = all of them
+    tolerance    relative change of a carried state below which it is settled
+    Raises ValueError for a tolerance, window or number of passes that cannot work, for a trunk whose cache cannot be cut back, and for a
+    connection that carries more than one position.
     """
-    if not model.trunk.crops:
-        raise ValueError("converged reading cuts the cache back, which recurrent layers cannot: use a number of feedback passes or 'exact'")
+    if not model.trunk.can_crop_cache:
+        raise ValueError("converged passes cut the cache back, which recurrent layers cannot: use a number of feedback passes or 'exact'")
+    if model.connection.window > 1:
+        raise ValueError("converged passes carry one position, not a window: use a number of feedback passes or 'exact'")
     if not tolerance > 0:
-        raise ValueError(f"the tolerance of converged reading is positive, not {tolerance}")
+        raise ValueError(f"the tolerance of converged passes must be positive, got {tolerance}")
     if window < 1 or max_passes < 2:
-        raise ValueError(f"converged reading takes a window of at least 1 (given: {window}) and at least 2 passes (given: {max_passes})")
-    batch, length = tokens_BT.shape
-    embeddings_BTD = model.trunk.embed(tokens_BT)
-    lengths = torch.full((batch,), length, device=tokens_BT.device) if lengths_B is None else lengths_B.to(tokens_BT.device)
-    rows = _Rows(embeddings_BTD.new_zeros(batch, length, model.trunk.head_weight.shape[1]), lengths, window)
+        raise ValueError(f"converged passes take a window of at least 1 (given: {window}) and at least 2 passes (given: {max_passes})")
+    batch, length, width = inputs.x_BTD.shape
+    lengths = torch.full((batch,), length, device=inputs.x_BTD.device) if lengths_B is None else lengths_B.to(inputs.x_BTD.device)
+    rows = _Rows(inputs.x_BTD.new_zeros(batch, length, width), lengths, window)
     cache: Any | None = None
     start, executed = 0, 0
     while bool(rows.unfinished_B.any()):
         start = int(torch.where(rows.unfinished_B, rows.committed_B, length).min())
         stop = min(int(torch.where(rows.committed_B == start, rows.window_ends(), 0).max()) + window, int(rows.window_ends().max()))
         here = slice(start, stop)
-        cache = cache.rollback(start) if cache is not None else None
-        states, cache = fused_pass(
+        entering = inputs[here]
+        entering = replace(entering, layout=entering.layout.with_plain(rows.plain_BT()[:, here]))
+        output = fused_pass(
             model,
-            embeddings_BTD[:, here],
+            entering,
             rows.carried_BTD[:, here],
-            boundary_BD=rows.carried_BTD[:, start - 1] if start else None,
-            positions_BT=None if positions_BT is None else positions_BT[:, here],
-            documents_BT=None if documents_BT is None else documents_BT[:, here],
-            cache=cache,
+            before_BWD=rows.carried_BTD[:, start - 1 : start] if start else None,
+            cache=cache.rollback(start) if cache is not None else None,
             keep="all",
-            plain_BT=rows.plain_BT()[:, here],
         )
-        executed += states.shape[0] * states.shape[1]
-        rows.take(start, states, tolerance, max_passes)
+        cache = output.cache
+        executed += batch * (stop - start)
+        rows.take(start, output, tolerance, max_passes)
     report = ConvergedReport(rows.passes_BT.amax(dim=1), rows.residual_B, rows.exact_from_B, executed)
-    return rows.states_BTD, cache, report
+    return Converged(rows.top_BTD, rows.states_BTD, cache, report)
 
 
-def positions_to_read(length: int, feedback_passes: Sequence[FeedbackPasses]) -> int:
-    """Positions the trunk computes for `length` tokens read in each of these ways; fewer passes are the first of more.
+def positions_to_run(length: int, feedback_passes: Sequence[FeedbackPasses]) -> int:
+    """Positions the trunk computes for `length` tokens in each of these ways; fewer passes are the first of more.
 
     What "converged" takes depends on the text; half of its limit is the guess.
     """

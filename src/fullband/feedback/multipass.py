@@ -13,6 +13,7 @@ fused position of any row.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor
 
 from fullband.feedback.noise import keyed_uniform
-from fullband.feedback.passes import FeedbackModel, check_length, fused_pass
+from fullband.feedback.passes import FeedbackModel, Inputs, Pass, PassOutput, below, check_length, parallel, plain_pass
+from fullband.layout import NOWHERE, Layout
 
 # The last plain position: one for all rows, or [B]; position 0 is always plain, so 0 means no mixin. Or bool [B, T], True where plain.
 Prefix = int | Tensor
@@ -65,8 +67,7 @@ def multipass(
     model: FeedbackModel,
     tokens_BT: Tensor,
     prefixes: list[Prefix],
-    positions_BT: Tensor | None = None,
-    documents_BT: Tensor | None = None,
+    layout: Layout = NOWHERE,
     jitter: Jitter | None = None,
     pieces: bool | None = None,
     rounding: int = 1,
@@ -79,91 +80,69 @@ def multipass(
     Raises ValueError if a prefix leaves no position to fuse; a mask may: its pass is then pass 1 again but for the last position.
     """
     trunk = model.trunk
-    if prefixes and (trunk.dropout or not trunk.reuses):
-        why = "it draws dropout anew in each pass" if trunk.dropout else "its activation checkpointing drops the cache"
-        warnings.warn(f"the trunk's prefixes are not reused, every pass reads whole rows: {why}", stacklevel=2)
-        return multipass_reference(model, tokens_BT, prefixes, positions_BT, documents_BT, jitter)
-    embeddings = trunk.embed(tokens_BT)
+    if prefixes and (trunk.draws_dropout or not trunk.supports_prefix_reuse):
+        why = "it draws dropout anew in each pass" if trunk.draws_dropout else "its activation checkpointing drops the cache"
+        warnings.warn(f"the trunk's prefixes are not reused, every pass runs over whole rows: {why}", stacklevel=2)
+        return multipass_reference(model, tokens_BT, prefixes, layout, jitter)
     length = tokens_BT.shape[1]
     check_length(model, length)
+    inputs, _ = below(model, tokens_BT, layout)
     cuts = [_first_fused(prefix, length) // rounding * rounding for prefix in prefixes]
-    in_pieces = not trunk.crops if pieces is None else pieces
+    in_pieces = not trunk.can_crop_cache if pieces is None else pieces
     if in_pieces:
         cuts = _without_single_positions(cuts, length)
-    plain, caches = _plain_pass(model, embeddings, positions_BT, documents_BT, cuts, in_pieces)
-    outputs = [PassStates(1, 0, length - 1, plain)]
-    previous = plain
-    for k, (prefix, start) in enumerate(zip(prefixes, cuts, strict=True), start=2):
-        states, _ = fused_pass(
-            model,
-            embeddings[:, start:],
-            previous[:, start:],
-            boundary_BD=previous[:, start - 1] if start else None,
-            positions_BT=_from(positions_BT, start),
-            documents_BT=_from(documents_BT, start),
+    first, caches = _plain_pass(model, inputs, cuts, in_pieces)
+    passes = [
+        Pass(
+            start,
             cache=caches[start] if start else None,
             plain_BT=None if isinstance(prefix, int) and start > prefix else plain_mask(prefix, start, length, tokens_BT.device),
-            noise_BTD=jitter(k, start, length, embeddings) if jitter else None,
+            noise_BTD=jitter(k, start, length, inputs.x_BTD) if jitter else None,
         )
-        outputs.append(PassStates(k, start, prefix, states))
-        previous = torch.cat([plain[:, :start], states], dim=1)
-    return outputs
+        for k, (prefix, start) in enumerate(zip(prefixes, cuts, strict=True), start=2)
+    ]
+    return _collected(first, zip(prefixes, cuts, parallel(model, inputs, first, passes), strict=True))
 
 
 def multipass_reference(
-    model: FeedbackModel,
-    tokens_BT: Tensor,
-    prefixes: list[Prefix],
-    positions_BT: Tensor | None = None,
-    documents_BT: Tensor | None = None,
-    jitter: Jitter | None = None,
+    model: FeedbackModel, tokens_BT: Tensor, prefixes: list[Prefix], layout: Layout = NOWHERE, jitter: Jitter | None = None
 ) -> list[PassStates]:
     """The naive computation: K full passes over all positions, the prefix's inputs reverted to plain embeddings (Listing 3)."""
-    embeddings = model.trunk.embed(tokens_BT)
     length = tokens_BT.shape[1]
     check_length(model, length)
-    states, _ = model.trunk(embeddings, positions_BT, documents_BT)
-    outputs = [PassStates(1, 0, length - 1, states)]
-    for k, prefix in enumerate(prefixes, start=2):
+    for prefix in prefixes:
         _first_fused(prefix, length)
-        states, _ = fused_pass(
-            model,
-            embeddings,
-            states,
-            positions_BT=positions_BT,
-            documents_BT=documents_BT,
+    inputs, _ = below(model, tokens_BT, layout)
+    first = plain_pass(model, inputs)
+    passes = [
+        Pass(
             plain_BT=plain_mask(prefix, 0, length, tokens_BT.device),
-            noise_BTD=jitter(k, 0, length, embeddings) if jitter else None,
+            noise_BTD=jitter(k, 0, length, inputs.x_BTD) if jitter else None,
         )
-        outputs.append(PassStates(k, 0, prefix, states))
-    return outputs
+        for k, prefix in enumerate(prefixes, start=2)
+    ]
+    return _collected(first, zip(prefixes, [0] * len(prefixes), parallel(model, inputs, first, passes), strict=True))
 
 
-def _plain_pass(
-    model: FeedbackModel, embeddings: Tensor, positions: Tensor | None, documents: Tensor | None, cuts: list[int], pieces: bool
-) -> tuple[Tensor, dict[int, Any]]:
+def _collected(first: PassOutput, later: Iterable[tuple[Prefix, int, PassOutput]]) -> list[PassStates]:
+    outputs = [PassStates(1, 0, first.top_BTD.shape[1] - 1, first.top_BTD)]
+    return outputs + [PassStates(k, start, prefix, output.top_BTD) for k, (prefix, start, output) in enumerate(later, start=2)]
+
+
+def _plain_pass(model: FeedbackModel, inputs: Inputs, cuts: list[int], pieces: bool) -> tuple[PassOutput, dict[int, Any]]:
     """Pass 1, and its cache as it stood at every cut."""
     if not cuts:
-        return model.trunk(embeddings, positions, documents)[0], {}
+        return plain_pass(model, inputs), {}
     if not pieces:
-        states, cache = model.trunk(embeddings, positions, documents, keep="all")
-        assert cache is not None
-        return states, {cut: cache.crop(cut) for cut in cuts if cut}
+        output = plain_pass(model, inputs, keep="all")
+        return output, {cut: output.cache.crop(cut) for cut in cuts if cut}
     cache, caches, parts = None, {}, []
-    bounds = sorted({0, *cuts, embeddings.shape[1]})
-    for start, stop in pairwise(bounds):
-        here = slice(start, stop)
-        part, cache = model.trunk(
-            embeddings[:, here],
-            None if positions is None else positions[:, here],
-            None if documents is None else documents[:, here],
-            cache,
-            keep="all",
-        )
-        assert cache is not None
+    for start, stop in pairwise(sorted({0, *cuts, inputs.length})):
+        part = plain_pass(model, inputs[start:stop], cache, keep="all")
+        cache = part.cache
         parts.append(part)
         caches[stop] = cache.fork()
-    return torch.cat(parts, dim=1), caches
+    return PassOutput(*(torch.cat([part[i] for part in parts], dim=1) for i in (0, 1))), caches
 
 
 def _first_fused(prefix: Prefix, length: int) -> int:
@@ -198,7 +177,3 @@ def plain_mask(prefix: Prefix, start: int, length: int, device: Any) -> Tensor:
     if prefix.dtype == torch.bool:
         return prefix[:, start:].to(device)
     return torch.arange(start, length, device=device)[None] <= prefix.to(device)[:, None]
-
-
-def _from(x_BT: Tensor | None, start: int) -> Tensor | None:
-    return None if x_BT is None else x_BT[:, start:]

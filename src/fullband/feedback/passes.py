@@ -1,162 +1,269 @@
-"""Passes: shift the top states by one, fuse, run the trunk (Eqs. 9-11). `fused_pass` is the only place that does it;
-training, prefill, decoding and diagnostics all go through it."""
+"""Passes: shift what is carried by one, merge it at the entry, run what lies above (Eqs. 9-11). `fused_pass` is the only place that does
+it. Parallel passes go over many positions again and again (`parallel`), the sequential recurrence goes position by position
+(`sequential`), converged passes refine a sliding window (`converged.py`); training, prefill, decoding and diagnostics call these.
+
+What lies below the entry is the same in every pass: `below` runs it once, and hands `Inputs` on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fullband.config import FeedbackPasses
-from fullband.feedback.fusion import Fusion
+from fullband.feedback.connection import Connection
+from fullband.feedback_config import FeedbackPasses
+from fullband.layout import NOWHERE, Layout, plain_slots
 from fullband.trunk.protocol import Keep, Trunk
 
 
 class FeedbackModel(Protocol):
-    """What feedback needs: a trunk and a fusion."""
+    """What feedback needs: a trunk, and the connection that feeds its states back."""
 
     @property
     def trunk(self) -> Trunk: ...
 
     @property
-    def fusion(self) -> Fusion: ...
+    def connection(self) -> Connection: ...
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """T positions that the layers below the entry have run over.
+
+    x_BTD    the residual stream at the entry
+    layout   where they stand
+    carried  the streams at source depths below the entry
+    """
+
+    x_BTD: Tensor
+    layout: Layout
+    carried: tuple[Tensor, ...] = ()
+
+    def __getitem__(self, here: slice) -> Inputs:
+        """The same positions of all sequences."""
+        return Inputs(self.x_BTD[:, here], self.layout[:, here], tuple(stream[:, here] for stream in self.carried))
+
+    @property
+    def length(self) -> int:
+        return self.x_BTD.shape[1]
+
+
+@dataclass(frozen=True)
+class PassState:
+    """Where one pass stands after some positions; at the start of sequences it is empty.
+
+    cache       of the layers above the entry
+    before_BWD  states of the last W positions, which the next ones are fed with: this pass's own in the sequential recurrence, and in the
+                pass after this one where passes are parallel
+    """
+
+    cache: Any = None
+    before_BWD: Tensor | None = None
+
+    def select(self, rows: Tensor) -> PassState:
+        cache = None if self.cache is None else self.cache.select(rows)
+        return PassState(cache, None if self.before_BWD is None else self.before_BWD[rows])
+
+
+class PassOutput(NamedTuple):
+    """Of the positions of a pass: top states [B, T, D], the states that are carried on [B, T, D] (the same tensor where those are the top
+    states), and the cache or None."""
+
+    top_BTD: Tensor
+    states_BTD: Tensor
+    cache: Any = None
+
+
+def below(model: FeedbackModel, given: Tensor, layout: Layout = NOWHERE, cache: Any = None, keep: Keep = "none") -> tuple[Inputs, Any]:
+    """(inputs, the cache of the layers below the entry) of tokens [B, T] or embeddings [B, T, D]."""
+    lower = model.trunk.below(given, layout, cache, keep)
+    return Inputs(lower.x_BTD, layout, lower.carried), lower.cache
+
+
+def plain_pass(model: FeedbackModel, inputs: Inputs, cache: Any = None, keep: Keep = "none") -> PassOutput:
+    """A pass without feedback: pass 1."""
+    output = model.trunk.above(inputs.x_BTD, inputs.layout, cache, keep)
+    return PassOutput(output.top_BTD, model.connection.take(output, inputs.carried), output.cache)
 
 
 def fused_pass(
     model: FeedbackModel,
-    embeddings_BTD: Tensor,
-    previous_BTD: Tensor,
-    boundary_BD: Tensor | None = None,
-    positions_BT: Tensor | None = None,
-    documents_BT: Tensor | None = None,
-    cache: Any | None = None,
+    inputs: Inputs,
+    states_BTD: Tensor | None,
+    before_BWD: Tensor | None = None,
+    cache: Any = None,
     keep: Keep = "none",
-    plain_BT: Tensor | None = None,
     noise_BTD: Tensor | None = None,
-) -> tuple[Tensor, Any | None]:
-    """One pass over T positions: shift `previous_BTD` right by one, fuse with the embeddings, run the trunk.
+) -> PassOutput:
+    """One pass with feedback over T positions.
 
-    previous_BTD   states of these positions in the previous pass (its last one is not read); for T = 1 anything of that shape
-    boundary_BD    state of the position just before the first one; None where the rows begin here
-    positions_BT   0 marks the start of a document, always plain; None = the slots after the cache, one document a row
-    plain_BT       True where the input stays the plain embedding (prefix mixin)
-    noise_BTD      jitter added to the carried states (Eq. 13)
-    Returns (top states [B, T, D], cache or None). Raises ValueError for documents without positions: nothing would say where they start.
+    states_BTD   states of these positions in the pass before (the last one is not used); None for T = 1
+    before_BWD   states of the W positions before the first; None where the sequences begin here
+    noise_BTD    jitter added to what is carried (Eq. 13)
     """
-    if documents_BT is not None and positions_BT is None:
-        raise ValueError("documents_BT needs positions_BT: position 0 marks the start of each document, where nothing is fed back")
-    behind = slice(-embeddings_BTD.shape[-1], None)  # all of the state, or the part behind the top state (`Trunk.forward`)
-    first_BD = torch.zeros_like(previous_BTD[:, 0, behind]) if boundary_BD is None else boundary_BD[..., behind]
-    carried = torch.cat([first_BD[:, None], previous_BTD[:, :-1, behind]], dim=1)
+    connection, x_BTD, layout = model.connection, inputs.x_BTD, inputs.layout
+    if connection.window > 1 and layout.positions_BT is None:
+        first = 0 if cache is None else cache.length
+        layout = replace(layout, positions_BT=torch.arange(first, first + inputs.length, device=x_BTD.device)[None])
+    assert states_BTD is not None or inputs.length == 1
+    carried_BTD = connection.shift(x_BTD if states_BTD is None else states_BTD, before_BWD, layout)
     if noise_BTD is not None:
-        carried = carried + noise_BTD[..., behind]
-    inputs = model.fusion(embeddings_BTD, carried, model.trunk.input_norm)
-    plain = _plain_positions(embeddings_BTD, boundary_BD, positions_BT, plain_BT)
-    if plain is not None:
-        inputs = torch.where(plain[..., None], embeddings_BTD.to(inputs.dtype), inputs)
-    return model.trunk(inputs, positions_BT, documents_BT, cache, keep)
+        carried_BTD = carried_BTD + noise_BTD
+    plain_BT = plain_slots(inputs.layout, before_BWD is None, inputs.length, x_BTD.device)
+
+    def merged(place: int, x: Tensor) -> Tensor:
+        fed = connection.merge(x, carried_BTD, model.trunk, place)
+        return fed if plain_BT is None else torch.where(plain_BT[..., None], x.to(fed.dtype), fed)
+
+    first, *later = connection.entries
+    merges = {depth: (lambda x, place=place: merged(place, x)) for place, depth in enumerate(later, start=1)}
+    output = model.trunk.above(merged(0, x_BTD), inputs.layout, cache, keep, merges)
+    return PassOutput(output.top_BTD, connection.take(output, inputs.carried), output.cache)
 
 
-def _plain_positions(embeddings: Tensor, boundary: Tensor | None, positions: Tensor | None, plain: Tensor | None) -> Tensor | None:
-    """Where the input stays plain, [B or 1, T]: document starts, the prefix, and the first slot of rows that begin here."""
-    starts = None if positions is None else positions == 0
-    if boundary is None:
-        first = torch.arange(embeddings.shape[1], device=embeddings.device)[None] == 0
-        starts = first if starts is None else starts | first
-    return starts if plain is None else plain if starts is None else starts | plain
+@dataclass(frozen=True)
+class Pass:
+    """What one of several parallel passes does in a way of its own.
 
-
-def iterate_passes(
-    model: FeedbackModel,
-    tokens_BT: Tensor,
-    positions_BT: Tensor | None = None,
-    documents_BT: Tensor | None = None,
-    plain_BT: Tensor | None = None,
-) -> Iterator[Tensor]:
-    """States [B, T, D] of pass 1 (plain), 2, 3, … without end, in constant memory.
-
-    plain_BT   where all passes stay plain (prompts); slots before the first that any row feeds back are computed once
+    start       the first position that it runs over; those before it are the first pass's
+    before_BWD  states of the pass before, at the positions before position 0 of these
+    cache       its own, of the positions before `start`
+    plain_BT    positions from `start` on without feedback, in place of the layout's
+    noise_BTD   jitter of the positions from `start` on
     """
-    embeddings = model.trunk.embed(tokens_BT)
-    head, cache = _read_plain_head(model, embeddings, positions_BT, documents_BT, plain_BT)
-    behind = slice(0 if head is None else head.shape[1], None)
-    boundary = None if head is None else head[:, -1]
-    positions, documents, plain = (None if rows is None else rows[:, behind] for rows in (positions_BT, documents_BT, plain_BT))
-    states, _ = model.trunk(embeddings[:, behind], positions, documents, cache)
-    while True:
-        yield states if head is None else torch.cat([head, states], dim=1)
-        states, _ = fused_pass(model, embeddings[:, behind], states, boundary, positions, documents, cache, plain_BT=plain)
+
+    start: int = 0
+    before_BWD: Tensor | None = None
+    cache: Any = None
+    keep: Keep = "none"
+    plain_BT: Tensor | None = None
+    noise_BTD: Tensor | None = None
 
 
-def _read_plain_head(
-    model: FeedbackModel, embeddings_BTD: Tensor, positions_BT: Tensor | None, documents_BT: Tensor | None, plain_BT: Tensor | None
-) -> tuple[Tensor | None, Any | None]:
-    """(top states [B, n, D] of the n first slots, plain in every row, and their cache), or nothing where there are none. The last slot
-    is left to the passes, as are all of a trunk that cannot give a cache now."""
-    if plain_BT is None or not model.trunk.reuses:
-        return None, None
-    length = min(int(plain_BT.all(dim=0).long().cumprod(dim=0).sum()), plain_BT.shape[1] - 1)
+PLAIN_PASS = Pass()
+
+
+def parallel(model: FeedbackModel, inputs: Inputs, first: PassOutput, passes: Iterable[Pass] = repeat(PLAIN_PASS)) -> Iterator[PassOutput]:
+    """The passes after `first`, each over the positions from its start on and fed with the states of the pass before it; without end, in
+    constant memory, unless `passes` ends."""
+    previous_BTD = first.states_BTD
+    for each in passes:
+        here = inputs[each.start :] if each.start else inputs
+        if each.plain_BT is not None:
+            here = replace(here, layout=here.layout.with_plain(each.plain_BT))
+        before_BWD = model.connection.roll(each.before_BWD, previous_BTD[:, : each.start]) if each.start else each.before_BWD
+        output = fused_pass(model, here, previous_BTD[:, each.start :], before_BWD, each.cache, each.keep, each.noise_BTD)
+        yield output
+        previous_BTD = torch.cat([first.states_BTD[:, : each.start], output.states_BTD], dim=1) if each.start else output.states_BTD
+
+
+def sequential(
+    model: FeedbackModel, inputs: Inputs, state: PassState = PassState(), keep: Keep = "window", feeds_back: bool = True
+) -> tuple[PassState, PassOutput]:
+    """The sequential recurrence (Eq. 8), one token or many: each position waits for the one before it. (The state after them; their top
+    states and states.) Without feedback all positions are run at once."""
+    outputs = []
+    for here in (inputs[t : t + 1] for t in range(inputs.length)) if feeds_back and inputs.length > 1 else (inputs,):
+        if feeds_back:
+            output = fused_pass(model, here, None, state.before_BWD, state.cache, keep)
+        else:
+            output = plain_pass(model, here, state.cache, keep)
+        state = PassState(output.cache, model.connection.roll(state.before_BWD, output.states_BTD))
+        outputs.append(output)
+    if len(outputs) == 1:
+        return state, outputs[0]
+    top_BTD = torch.cat([output.top_BTD for output in outputs], dim=1)
+    same = outputs[0].states_BTD is outputs[0].top_BTD
+    return state, PassOutput(top_BTD, top_BTD if same else torch.cat([output.states_BTD for output in outputs], dim=1), state.cache)
+
+
+def passes_over(
+    model: FeedbackModel, inputs: Inputs, states: Sequence[PassState], keep: Keep, more: bool = True
+) -> tuple[list[PassState], PassOutput]:
+    """Every pass over the next positions: `states` are those of pass 1 (without feedback), 2, … before them. (The states after; the last
+    pass's output.) Without `more` positions to come, only the last pass keeps its cache."""
+    earlier: Keep = "window" if more else "none"
+    keeps = [*[earlier] * (len(states) - 1), keep]
+    output = plain_pass(model, inputs, states[0].cache, keeps[0])
+    plan = (Pass(0, before.before_BWD, own.cache, kept) for before, own, kept in zip(states, states[1:], keeps[1:], strict=False))
+    outputs = [output, *parallel(model, inputs, output, plan)]
+    roll = model.connection.roll
+    after = [PassState(done.cache, roll(state.before_BWD, done.states_BTD)) for state, done in zip(states, outputs, strict=True)]
+    return after, outputs[-1]
+
+
+def _without_feedback(model: FeedbackModel, inputs: Inputs) -> tuple[Tensor | None, PassState, Inputs]:
+    """(top states of the first slots, which no sequence feeds back; the state after them; the other inputs). The last slot is left to the
+    passes, as are all of a trunk that can't give a cache now."""
+    plain_BT = inputs.layout.plain_BT
+    if plain_BT is None or not model.trunk.supports_prefix_reuse:
+        return None, PassState(), inputs
+    length = min(int(plain_BT.all(dim=0).long().cumprod(dim=0).sum()), inputs.length - 1)
     if length == 0:
-        return None, None
-    positions, documents = (None if rows is None else rows[:, :length] for rows in (positions_BT, documents_BT))
-    return model.trunk(embeddings_BTD[:, :length], positions, documents, keep="window")
+        return None, PassState(), inputs
+    state, output = sequential(model, inputs[:length], feeds_back=False)
+    return output.top_BTD, state, inputs[length:]
 
 
-def read(
-    model: FeedbackModel,
-    tokens_BT: Tensor,
-    feedback_passes: FeedbackPasses = 0,
-    positions_BT: Tensor | None = None,
-    documents_BT: Tensor | None = None,
-    plain_BT: Tensor | None = None,
-) -> Tensor:
-    """Top states [B, T, D] of whole rows after 0, 1, 2, … feedback passes, read position by position ("exact", Eq. 8), or refined until
-    they stop moving ("converged", to 1e-3; `read_converged` has the options).
+def states_by_passes(
+    model: FeedbackModel, given: Tensor, feedback_passes: Sequence[FeedbackPasses], layout: Layout = NOWHERE
+) -> Iterator[tuple[FeedbackPasses, Tensor]]:
+    """(feedback passes, top states [B, T, D]) of whole sequences, for each of `feedback_passes`: 0, 1, 2, … ascending, which are one run,
+    as fewer passes are the first of more; then position by position ("exact", Eq. 8), or refined until they stop moving ("converged", to
+    1e-3; `run_converged` has the options).
 
-    plain_BT   True where nothing is fed back: the prompts, which Soft reads plainly
-    Raises ValueError for any other `feedback_passes`, for rows longer than the context, and for "converged" with `plain_BT`.
+    layout   `plain_BT` is True where nothing is fed back: the prompts, in Soft
+    Raises ValueError for other `feedback_passes`, for sequences longer than the context, and for "converged" with `plain_BT`.
     """
-    check_length(model, tokens_BT.shape[1])
-    check_feedback_passes(feedback_passes)
-    if feedback_passes == "exact":
-        return read_exact(model, tokens_BT, positions_BT, documents_BT, plain_BT)
-    if feedback_passes == "converged":
-        if plain_BT is not None:
-            raise ValueError("feedback_passes 'converged' reads whole rows fused; rows with plain prompts take 0, 1, 2, … or 'exact'")
-        from fullband.feedback.converged import read_converged  # it is written with fused_pass, so it comes after this module
+    for passes in feedback_passes:
+        check_feedback_passes(passes)
+    check_length(model, given.shape[1])
+    if "converged" in feedback_passes and layout.plain_BT is not None:
+        raise ValueError("feedback_passes 'converged' takes no prompts without feedback: use 0, 1, 2, … or 'exact'")
+    inputs, _ = below(model, given, layout)
+    wanted = {passes for passes in feedback_passes if isinstance(passes, int)}
+    for passes, top_BTD in zip(range(max(wanted, default=-1) + 1), iterate_passes(model, inputs), strict=False):
+        if passes in wanted:
+            yield passes, top_BTD
+    if "exact" in feedback_passes:
+        head, state, rest = _without_feedback(model, inputs)
+        _, output = sequential(model, rest, state)
+        yield "exact", output.top_BTD if head is None else torch.cat([head, output.top_BTD], dim=1)
+    if "converged" in feedback_passes:
+        from fullband.feedback.converged import run_converged  # written with fused_pass, so it comes after this module
 
-        return read_converged(model, tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT)[0]
-    for done, states in enumerate(iterate_passes(model, tokens_BT, positions_BT, documents_BT, plain_BT)):
-        if done == feedback_passes:
-            return states
-    raise AssertionError("iterate_passes does not end")
+        yield "converged", run_converged(model, inputs).top_BTD
 
 
-def read_exact(
-    model: FeedbackModel,
-    tokens_BT: Tensor,
-    positions_BT: Tensor | None = None,
-    documents_BT: Tensor | None = None,
-    plain_BT: Tensor | None = None,
-) -> Tensor:
-    """Top states [B, T, D] of the sequential recurrence (Eq. 8): each position waits for the one before it. What is plain in every row
-    before the first that is not is read at once."""
-    embeddings = model.trunk.embed(tokens_BT)
-    head, cache = _read_plain_head(model, embeddings, positions_BT, documents_BT, plain_BT)
-    states = [] if head is None else [head]
-    for t in range(0 if head is None else head.shape[1], tokens_BT.shape[1]):
-        here = slice(t, t + 1)
-        positions, documents, plain = (None if rows is None else rows[:, here] for rows in (positions_BT, documents_BT, plain_BT))
-        token = embeddings[:, here]
-        state, cache = fused_pass(model, token, token, states[-1][:, -1] if states else None, positions, documents, cache, "window", plain)
-        states.append(state)
-    return torch.cat(states, dim=1)
+def iterate_passes(model: FeedbackModel, inputs: Inputs) -> Iterator[Tensor]:
+    """Top states [B, T, D] of pass 1 (without feedback), 2, 3, … without end, in constant memory. Slots before the first that any sequence
+    feeds back are computed once."""
+    head, state, rest = _without_feedback(model, inputs)
+    first = plain_pass(model, rest, state.cache)
+    plan = repeat(Pass(before_BWD=state.before_BWD, cache=state.cache))
+
+    def whole(top_BTD: Tensor) -> Tensor:
+        return top_BTD if head is None else torch.cat([head, top_BTD], dim=1)
+
+    yield whole(first.top_BTD)
+    for output in parallel(model, rest, first, plan):
+        yield whole(output.top_BTD)
+
+
+def top_states(model: FeedbackModel, given: Tensor, feedback_passes: FeedbackPasses = 0, layout: Layout = NOWHERE) -> Tensor:
+    """Top states [B, T, D] of whole sequences after these feedback passes. Arguments and errors are those of `states_by_passes`."""
+    for _, top_BTD in states_by_passes(model, given, [feedback_passes], layout):
+        return top_BTD
+    raise AssertionError("there is one number of passes")
 
 
 def check_length(model: FeedbackModel, length: int) -> None:
-    """Raises ValueError if a row of `length` tokens does not fit the trunk's context."""
+    """Raises ValueError if a sequence of `length` tokens does not fit the trunk's context."""
     if length > model.trunk.context:
         raise ValueError(f"{length} tokens do not fit the model's context of {model.trunk.context}{model.trunk.context_note}")
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullband.config import AdaptiveConfig, FeedbackConfig, Phase
 from fullband.feedback.multipass import Prefix
 from fullband.feedback.noise import keyed_generator
 from fullband.feedback.settling import Settling
+from fullband.feedback_config import AdaptiveConfig, FeedbackConfig, Phase
 from fullband.spans import Span, schedule_spans
 
 GOLDEN = (math.sqrt(5) - 1) / 2

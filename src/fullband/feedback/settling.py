@@ -20,7 +20,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fullband.feedback.passes import FeedbackModel, iterate_passes
+from fullband.feedback.passes import FeedbackModel, below, iterate_passes
+from fullband.layout import NOWHERE, Layout
 from fullband.trunk.pointwise import lengths
 
 FLOOR = 1e-5  # relative change below which rounding, not the map, decides
@@ -112,19 +113,19 @@ def measure_settling(
     tokens_BT: Tensor,
     passes: int,
     tolerance: float = 1e-2,
-    positions_BT: Tensor | None = None,
-    documents_BT: Tensor | None = None,
+    layout: Layout = NOWHERE,
 ) -> Settling:
     """Runs `passes` (≥ 3) passes without gradients. Raises ValueError for fewer: a ratio needs two changes."""
     if passes < 3:
         raise ValueError(f"measuring a change ratio takes at least 3 passes, not {passes}")
-    depth_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand(tokens_BT.shape) if positions_BT is None else positions_BT
-    if documents_BT is not None:
-        depth_BT = depth_BT.where(documents_BT >= 0, -1)  # padding measures nothing
+    depth_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand(tokens_BT.shape)
+    depth_BT = depth_BT if layout.positions_BT is None else layout.positions_BT
+    if layout.documents_BT is not None:
+        depth_BT = depth_BT.where(layout.documents_BT >= 0, -1)  # padding measures nothing
     if not bool((depth_BT >= 2 * passes - 1).any()):
         return Settling([], math.nan, math.nan, None, tolerance, measurable=False)
     ahead_BT = depth_BT >= passes
-    readings = islice(iterate_passes(model, tokens_BT, positions_BT, documents_BT), passes)
+    readings = islice(iterate_passes(model, below(model, tokens_BT, layout)[0]), passes)
     previous = next(readings)
     changes = Changes(int(ahead_BT.sum()), passes - 1, rounding(previous.dtype), previous.device)
     settled_N = torch.ones(int(ahead_BT.sum()), dtype=torch.long, device=previous.device)

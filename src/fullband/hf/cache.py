@@ -9,49 +9,36 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 
-from fullband.config import FeedbackPasses
 from fullband.decode.modes import Mode, resolve_mode, step
-from fullband.decode.prefill import Lane, prefill_aligned
-from fullband.decode.prefix import read_on
+from fullband.decode.prefill import Prefilled, prefill_aligned, run_chunks
 from fullband.decode.prompts import AlignedPrompts, align_prompts
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
+from fullband.feedback_config import FeedbackPasses
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A prompt that has been read: where the next turn, which begins with it, goes on (law 6: answers are read again, as prompt)."""
+    """A prompt that has been prefilled: where the next turn, which begins with it, goes on (law 6: answers are prefilled with it)."""
 
     aligned: AlignedPrompts
     feedback_passes: FeedbackPasses
-    lanes: list[Lane]
+    prefilled: Prefilled
 
     def select(self, rows: Tensor) -> Snapshot:
-        parts: dict[str, Any] = {name: None if tensor is None else tensor[rows] for name, tensor in vars(self.aligned).items()}
-        aligned = AlignedPrompts(**parts)
-        lanes = [
-            Lane(
-                None if lane.cache is None else lane.cache.select(rows),
-                None if lane.boundary_BD is None else lane.boundary_BD[rows],
-            )
-            for lane in self.lanes
-        ]
-        return replace(self, aligned=aligned, lanes=lanes)
+        return replace(self, aligned=self.aligned.select(rows), prefilled=self.prefilled.select(rows))
 
     def rest_of(self, longer: AlignedPrompts) -> AlignedPrompts | None:
-        """What `longer` has behind this prompt in every row; None if it does not begin with it."""
+        """What `longer` has after this prompt in every row; None if it does not begin with it."""
         known = self.aligned.tokens_BT.shape[1]
         if longer.tokens_BT.shape[0] != self.aligned.tokens_BT.shape[0] or longer.tokens_BT.shape[1] <= known:
             return None
         if not torch.equal(longer.tokens_BT[:, :known], self.aligned.tokens_BT):
             return None
-        before_BT, now_BT = self.aligned.documents_BT, None if longer.documents_BT is None else longer.documents_BT[:, :known]
+        before_BT, now_BT = self.aligned.layout.documents_BT, longer.layout[:, :known].documents_BT
         if (before_BT is None) != (now_BT is None) or (before_BT is not None and now_BT is not None and not torch.equal(before_BT, now_BT)):
             return None
-        parts = (None if t is None else t[:, known:] for t in (longer.tokens_BT, longer.positions_BT, longer.documents_BT))
-        tokens_BT, positions_BT, documents_BT = parts
-        assert tokens_BT is not None
-        return AlignedPrompts(tokens_BT, longer.lengths_B, positions_BT, documents_BT)
+        return AlignedPrompts(longer.tokens_BT[:, known:], longer.lengths_B, longer.layout[:, known:])
 
 
 class FeedbackCache(TransformersCache):
@@ -85,16 +72,14 @@ class FeedbackCache(TransformersCache):
             self._snapshot = None
             self.state = prefill_aligned(model, aligned, passes, chunk)
             return self.state.top_BD
-        lanes, rest = [Lane()] * (passes + 1 if isinstance(passes, int) else 1), aligned
+        before, rest = Prefilled.empty(passes), aligned
         if self._snapshot is not None and self._snapshot.feedback_passes == passes:
-            behind = self._snapshot.rest_of(aligned)
-            lanes, rest = (self._snapshot.lanes, behind) if behind is not None else (lanes, aligned)
-        lanes, _ = read_on(model, rest, lanes, passes == "exact", chunk, keep="window")
-        self._snapshot = Snapshot(aligned, passes, lanes)
-        documents_B = None if aligned.documents_BT is None else aligned.documents_BT[:, -1]
-        last = lanes[-1]
-        assert last.boundary_BD is not None
-        self.state = DecodeState(last.cache, last.boundary_BD, aligned.lengths_B, documents_B)
+            after = self._snapshot.rest_of(aligned)
+            before, rest = (self._snapshot.prefilled, after) if after is not None else (before, aligned)
+        for before, output in run_chunks(model, rest, before, chunk, goes_on=True):  # noqa: B007, B020
+            pass
+        self._snapshot = Snapshot(aligned, passes, before)
+        self.state = before.state(aligned, output.top_BTD[:, -1])
         return self.state.top_BD
 
     def read_tokens(self, model: FeedbackModel, tokens_BT: Tensor) -> Tensor:

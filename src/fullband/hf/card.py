@@ -51,7 +51,7 @@ def body(name: str, config: FullBandConfig, source: Source | None) -> str:
 {_origin(source)}
 
 **Latent feedback**: while it generates, the state at the top of the stack is fused with the next token's embedding and fed back to the
-bottom ("Full-bandwidth transformer", arXiv 2608.08888). Fusion here: `{config.fusion}`.
+bottom ("Full-bandwidth transformer", arXiv 2608.08888). Fusion here: `{config.connected.fusion}`.
 
 {_state_of_training(config, source)}
 
@@ -92,7 +92,7 @@ def _origin(source: Source | None) -> str:
 def _state_of_training(config: FullBandConfig, source: Source | None) -> str:
     if source is None:
         return "Its fusion is as trained as the checkpoint was."
-    return UNTRAINED.get(config.fusion, UNTRAINED["other"])
+    return UNTRAINED.get(config.connected.fusion or "other", UNTRAINED["other"])
 
 
 def _licence(source: Source) -> str:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from fullband.feedback.connection import OLDER_NAMES
 from fullband.files import MANIFEST, sync_folder, verify_manifest, write_bytes, write_manifest
 from fullband.hf.source import align_weights, check_loaded, first_sentence
 from fullband.model import CONFIG, TRAINER_STATE
@@ -51,6 +52,7 @@ class SavedModel(PreTrainedModel):
         local = name is not None and os.path.isdir(name)
         if local:
             verify_manifest(Path(name))
+        kwargs.setdefault("key_mapping", {rf"^{re.escape(older)}": newer for older, newer in OLDER_NAMES.items()})
         kwargs["ignore_mismatched_sizes"] = True  # they are refused below, in one line
         try:
             both: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
@@ -136,11 +138,15 @@ def _gather_entry(model: Any) -> None:
     from accelerate.hooks import remove_hook_from_module  # dispatching a model needs it, so it is there
 
     embedding = model.get_input_embeddings().weight
-    for part, weight in (("embedding", embedding), ("head", model.trunk.head_weight), ("fusion", next(model.fusion.parameters()))):
+    for part, weight in (
+        ("embedding", embedding),
+        ("head", model.trunk.head_weight),
+        *(("fusion", weight) for weight in model.connection.parameters()),
+    ):
         if weight.device.type == "meta":
             raise ValueError(f"device_map: the {part} cannot be offloaded; give it a device, the layers may be anywhere")
-    remove_hook_from_module(model.fusion, recurse=True)
-    model.fusion.to(embedding.device)
+    remove_hook_from_module(model.connection, recurse=True)
+    model.connection.to(embedding.device)
     if isinstance(scale := getattr(model.trunk, "embedding_scale", None), Tensor):
         model.trunk.embedding_scale = scale.to(embedding.device)
 

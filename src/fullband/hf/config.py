@@ -7,9 +7,10 @@ from typing import Any, ClassVar, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from fullband.config import FeedbackPasses, FusionName, TrunkConfig, parse
+from fullband.config import TrunkConfig, parse
 from fullband.decode.modes import resolve_mode
 from fullband.feedback.passes import check_feedback_passes
+from fullband.feedback_config import ConnectionConfig, FeedbackPasses, FusionName
 from fullband.trunk.huggingface import Adaptation
 
 
@@ -18,7 +19,7 @@ class FullBandConfig(PreTrainedConfig):
 
     trunk                 shape of an App. A decoder (`fullband.config.TrunkConfig`), or
     trunk_config          the config of the Hugging Face model that serves as the trunk; exactly one of the two
-    fusion                gated, concat, add or residual (Eq. 4 and ablations)
+    connection            the keys of a recipe's `feedback.connection`: fusion, source, entry, window; `fusion` alone names the fusion
     embedding_multiplier, state_divisor, logit_multiplier, logit_divisor
                           the trunk's own factors, as `check_model` found them (`trunk.huggingface.Adaptation`)
     latent_feedback_mode  standard, soft or fused (§4.2): how `generate` decodes; generation_config.latent_feedback_mode goes before it
@@ -38,7 +39,8 @@ class FullBandConfig(PreTrainedConfig):
         self,
         trunk: dict[str, Any] | None = None,
         trunk_config: PreTrainedConfig | dict[str, Any] | None = None,
-        fusion: str = "residual",
+        fusion: str | None = None,
+        connection: dict[str, Any] | None = None,
         embedding_multiplier: float = 1.0,
         state_divisor: float = 1.0,
         logit_multiplier: float = 1.0,
@@ -53,17 +55,20 @@ class FullBandConfig(PreTrainedConfig):
     ):
         if isinstance(trunk_config, dict):
             trunk_config = AutoConfig.for_model(**trunk_config)
-        if fusion not in get_args(FusionName):
+        if fusion not in (None, *get_args(FusionName)):
             raise ValueError(f"fusion: '{fusion}' is none of {', '.join(get_args(FusionName))}")
         if (trunk is None) == (trunk_config is None):
             raise ValueError(f"give trunk or trunk_config, {'one of the two' if trunk is None else 'not both'}: a model has one trunk")
         check_feedback_passes(feedback_passes)
         resolve_mode(latent_feedback_mode)
+        connection = {"fusion": fusion or "residual", **(connection or {})}
         if trunk is not None:
+            trunk = dict(trunk)
+            connection.setdefault("source", trunk.pop("fed_back", "top"))
             parse(TrunkConfig, trunk, "config.json: trunk")
+        self.connection = parse(ConnectionConfig, connection, "config.json: connection").model_dump()
         self.trunk = trunk
         self.trunk_config = trunk_config
-        self.fusion = fusion
         self.embedding_multiplier, self.state_divisor = embedding_multiplier, state_divisor
         self.logit_multiplier, self.logit_divisor = logit_multiplier, logit_divisor
         self.latent_feedback_mode, self.feedback_passes = latent_feedback_mode, feedback_passes
@@ -79,6 +84,11 @@ class FullBandConfig(PreTrainedConfig):
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
         """Nothing, as in `checkpoint.SavedModel`."""
+
+    @property
+    def connected(self) -> ConnectionConfig:
+        """`connection`, typed."""
+        return parse(ConnectionConfig, self.connection, "config.json: connection")
 
     @property
     def native_trunk(self) -> TrunkConfig:

@@ -20,7 +20,7 @@ from fullband.config import FilesSource
 from fullband.data.files import Files
 from fullband.data.tokenizer import Tokenizer
 from fullband.data.tokenizers import load_tokenizer
-from fullband.feedback.passes import read
+from fullband.feedback.passes import top_states
 from fullband.files import new_folder
 from fullband.hf import card
 from fullband.hf.config import FullBandConfig
@@ -28,7 +28,7 @@ from fullband.hf.model import FullBandForCausalLM
 from fullband.hf.source import check_tokenizer, copy_files, find_source, first_sentence, load_source
 from fullband.hf.tokenizer import export_tokenizer, padding_id
 from fullband.model import CONFIG, FullBandModel, resolve_model_folder
-from fullband.trunk.huggingface import HuggingFaceTrunk, check_model
+from fullband.trunk.huggingface import HuggingFaceTrunk, check_cut, check_model
 from fullband.trunk.huggingface.check import evaluating
 from fullband.trunk.protocol import Trunk
 
@@ -86,12 +86,13 @@ def attach(model: PreTrainedModel, fusion: str = DEFAULT_FUSION, **config: Any) 
     found = check_model(model)
     settings = FullBandConfig(trunk_config=copy.deepcopy(model.config), fusion=fusion, **asdict(found), **config)
     converted = FullBandForCausalLM(settings, lm=model)
-    converted.fusion.to(device=model.device, dtype=model.dtype)
+    converted.connection.to(device=model.device, dtype=model.dtype)
     trunk = _trunk(converted)
     trunk.embedding_scale = trunk.embedding_scale.to(model.device)
     trunk.calibrate()
     if model.generation_config is not None:
         converted.generation_config = copy.deepcopy(model.generation_config)
+    check_cut(trunk)
     with evaluating(converted):
         _check_fused(converted)
     if trunk.context_note:
@@ -240,7 +241,7 @@ def _export(native: Path, source: str, output: Path, dtype: torch.dtype | None, 
     """An App. A model in the same format: the same weights under the same names."""
     trained = FullBandModel.load(native, dtype=dtype)
     tokenizer = load_tokenizer(native)
-    settings = FullBandConfig(trunk=trained.config.trunk.model_dump(), fusion=trained.config.fusion)
+    settings = FullBandConfig(trunk=trained.config.trunk.model_dump(), connection=trained.config.connection.model_dump())
     model = FullBandForCausalLM(settings)
     torch.nn.Module.to(model, next(trained.parameters()).dtype).eval()
     _, unexpected = model.load_state_dict(trained.state_dict(), strict=False)
@@ -264,7 +265,7 @@ def _logits(lm: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _native_logits(model: Any, tokens: Tensor) -> Tensor:
-    return model.logits(read(model, tokens))
+    return model.trunk.head(top_states(model, tokens))
 
 
 @torch.no_grad()
@@ -273,7 +274,7 @@ def _check_fused(model: FullBandForCausalLM) -> None:
     tokens = _sample_tokens(model.trunk).to(model.device)
     kind = _trunk(model).lm.config.model_type
     try:
-        plain, fused = (read(model, tokens, passes) for passes in (0, 1))
+        plain, fused = (top_states(model, tokens, passes) for passes in (0, 1))
     except (RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -302,11 +303,11 @@ def _conversion(model: FullBandForCausalLM, source: str, output: Path, kind: str
         source=source,
         output=str(output),
         kind=kind,
-        fusion=model.config.fusion,
+        fusion=model.config.connected.fusion or DEFAULT_FUSION,
         trained=native,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        fusion_parameters=sum(parameter.numel() for parameter in model.fusion.parameters()),
-        dtype=str(next(model.fusion.parameters()).dtype).removeprefix("torch."),
+        fusion_parameters=sum(parameter.numel() for parameter in model.connection.parameters()),
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
         embedding_scale=None if native else float(_trunk(model).embedding_scale),
         has_tokenizer=has_tokenizer,
     )

@@ -14,9 +14,9 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from fullband.config import FeedbackPasses
 from fullband.decode.modes import Mode, resolve_mode
-from fullband.feedback.fusion import Fusion
+from fullband.feedback.connection import Connection
+from fullband.feedback_config import FeedbackPasses
 from fullband.hf.cache import FeedbackCache
 from fullband.hf.config import FullBandConfig
 from fullband.hf.processors import on_own_tokens
@@ -51,7 +51,7 @@ class FeedbackGeneration(PreTrainedModel, GenerationMixin):
 
     config: FullBandConfig
     trunk: HuggingFaceTrunk | Decoder
-    fusion: Fusion
+    connection: Connection
     logits: Callable[[Tensor], Tensor]
     sampled_with_feedback = False  # whether this model has generated with feedback, so that plain scores are not its own
 
@@ -203,9 +203,9 @@ class FeedbackGeneration(PreTrainedModel, GenerationMixin):
             model_kwargs["prompt_reading"] = PromptReading(mode, input_ids.shape[1], chunk)
             cache = FeedbackCache(resumable=False)
             top_BD = cache.read_prompts(self, input_ids, mask, mode, chunk)
-            return CausalLMOutputWithPast(logits=self.logits(top_BD)[:, None])
+            return CausalLMOutputWithPast(logits=self.trunk.head(top_BD)[:, None])
         top_BD = cache.read_prompts(self, input_ids, mask, mode, chunk)
-        return CausalLMOutputWithPast(logits=self.logits(top_BD)[:, None], **{CACHE: cache})
+        return CausalLMOutputWithPast(logits=self.trunk.head(top_BD)[:, None], **{CACHE: cache})
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(_CONTINUOUS)

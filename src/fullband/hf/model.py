@@ -12,7 +12,7 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from fullband.feedback.fusion import Fusion, build_fusion
+from fullband.feedback.connection import Connection, connect
 from fullband.hf.cache import FeedbackCache
 from fullband.hf.checkpoint import SavedModel
 from fullband.hf.config import FullBandConfig
@@ -29,14 +29,14 @@ from fullband.trunk.huggingface import HuggingFaceTrunk
 
 
 class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
-    """A `feedback.passes.FeedbackModel` (it has `trunk` and `fusion`) that is a transformers model too.
+    """A `feedback.passes.FeedbackModel` (it has `trunk` and `connection`) that is a transformers model too.
 
     Everything of fullband takes it: reading, decoding, training, evaluation.
     """
 
     config_class = FullBandConfig
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # whether the trunk does, it says itself when it is made
-    _no_split_modules = ["Block", "Gated", "Concat", "Add", "Residual"]  # noqa: RUF012  (transformers' own type)
+    _no_split_modules = ["Block", "Connection"]  # noqa: RUF012  (transformers' own type)
     _keep_in_fp32_modules_strict = ["embedding_scale"]  # noqa: RUF012
     _keys_to_ignore_on_load_missing = [r"^progress\.step$"]  # noqa: RUF012  (only training has it)
     supports_gradient_checkpointing = True
@@ -44,20 +44,19 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
     config: FullBandConfig
     trained_without_labels = False  # whether that was warned about
     trunk: HuggingFaceTrunk | Decoder
-    fusion: Fusion
+    connection: Connection
 
     def __init__(self, config: FullBandConfig, lm: PreTrainedModel | None = None):
         """`lm`: the Hugging Face model to use as the trunk as it is; None = a new one of the config's shape."""
         super().__init__(config)
         if config.trunk_config is None:
             self.trunk = Decoder(config.native_trunk)
-            width = config.native_trunk.width
         else:
             lm = lm if lm is not None else AutoModelForCausalLM.from_config(config.trunk_config)
             config.trunk_config = lm.config  # one object: what changes the trunk later (a larger vocabulary) is saved too
             self.trunk = HuggingFaceTrunk(lm, config.adaptation)
-            width = self.trunk.width
-        self.fusion = build_fusion(config.fusion, width)
+        self.connection = Connection(config.connected, self.trunk.width, len(self.trunk.layers))
+        connect(self.trunk, self.connection)
         self.progress = TrainingProgress()
         self.post_init()
         if lm is not None:
@@ -88,12 +87,6 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         if "_backbone" not in self.__dict__:
             self.__dict__["_backbone"] = Backbone(self)
         return self.__dict__["_backbone"]
-
-    def logits(self, states: Tensor) -> Tensor:
-        """[..., V] from top states [..., D]."""
-        if isinstance(self.trunk, HuggingFaceTrunk):
-            return self.trunk.logits(states)
-        return nn.functional.linear(states, self.trunk.head_weight)
 
     def forward(
         self,
@@ -154,7 +147,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
                 if not self.config.feedback_passes:
                     self._warn_of_plain_scores()
                 states_BTD = read_text(self, tokens_BT, self.config.feedback_passes, attention_mask, position_ids)
-            output = CausalLMOutputWithPast(logits=self.logits(_kept(states_BTD, logits_to_keep)))
+            output = CausalLMOutputWithPast(logits=self.trunk.head(_kept(states_BTD, logits_to_keep)))
             if labels is not None:
                 output.loss = self._loss(output["logits"], labels, attention_mask, position_ids, num_items_in_batch, logits_to_keep)
         return output if keep_all else output.to_tuple()
@@ -176,7 +169,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         logits_to_keep: int | Tensor,
     ) -> Tensor:
         """Mean cross-entropy in nats of the labels, or their sum / `scored`; a document's first token has nothing to be predicted from."""
-        documents_BT = describe_rows(labels_BT, attention_mask, position_ids)[1]
+        documents_BT = describe_rows(labels_BT, attention_mask, position_ids).documents_BT
         targets_BT = _kept(shifted_targets(labels_BT, documents_BT), logits_to_keep).contiguous()
         return self.loss_function(logits_BTV, None, self.trunk.vocab_size, num_items_in_batch=scored, shift_labels=targets_BT)
 
@@ -199,7 +192,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         is_prompt = held.state is None
         states_BTD = held.read_prompts(self, tokens_BT, attention_mask)[:, None] if is_prompt else held.read_tokens(self, given)
         handed_on: dict[str, Any] = {} if cache is None else {CACHE: cache}
-        return CausalLMOutputWithPast(logits=self.logits(_kept(states_BTD, logits_to_keep)), **handed_on)
+        return CausalLMOutputWithPast(logits=self.trunk.head(_kept(states_BTD, logits_to_keep)), **handed_on)
 
     def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if input_ids is None or inputs_embeds is not None:

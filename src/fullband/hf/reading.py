@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullband.config import FeedbackPasses
 from fullband.decode.modes import resolve_mode
 from fullband.decode.prompts import PADDING, align_prompts
-from fullband.feedback.converged import read_converged
-from fullband.feedback.passes import FeedbackModel, read
+from fullband.feedback.converged import run_converged
+from fullband.feedback.passes import FeedbackModel, below, top_states
+from fullband.feedback_config import FeedbackPasses
 from fullband.hf.rows import describe_rows
 
 
@@ -26,14 +26,15 @@ def read_text(
     ValueError too for "converged" where a row holds several documents."""
     if attention_mask is not None and attention_mask.dim() != 2:
         raise ValueError(f"attention_mask has {attention_mask.dim()} dimensions; with latent feedback a 2-D mask says what is padding")
-    positions_BT, documents_BT = describe_rows(tokens_BT, attention_mask, position_ids)
+    layout = describe_rows(tokens_BT, attention_mask, position_ids)
+    documents_BT = layout.documents_BT
     if feedback_passes != "converged" or documents_BT is None:
-        return read(model, tokens_BT, feedback_passes, positions_BT, documents_BT)
+        return top_states(model, tokens_BT, feedback_passes, layout)
     if bool((documents_BT > 0).any()):
         raise ValueError("feedback_passes 'converged' reads one document a row; packed rows take 0, 1, 2, … or 'exact'")
     held_BT = documents_BT != PADDING
-    rows = align_prompts(model.trunk, tokens_BT, held_BT).padded_behind()
-    states_BTD, _, _ = read_converged(model, rows.tokens_BT, rows.lengths_B, positions_BT=rows.positions_BT, documents_BT=rows.documents_BT)
+    rows = align_prompts(model.trunk, tokens_BT, held_BT).padded_right()
+    states_BTD = run_converged(model, below(model, rows.tokens_BT, rows.layout)[0], rows.lengths_B).top_BTD
     slots_BT = (held_BT.long().cumsum(dim=1) - 1).clamp(min=0)
     return states_BTD.gather(1, slots_BT[..., None].expand(-1, -1, states_BTD.shape[-1]))
 
@@ -59,8 +60,8 @@ def read_as_generated(
         raise ValueError(
             "config.score_as_generated: logits_to_keep has to say how many of the last tokens are the answer (their number + 1)"
         )
-    positions_BT, documents_BT = describe_rows(tokens_BT, attention_mask, position_ids)
+    layout = describe_rows(tokens_BT, attention_mask, position_ids)
     prompt, slots_T = tokens_BT.shape[1] - logits_to_keep + 1, torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
     if not 0 < prompt < len(slots_T):
         raise ValueError(f"the prompt is 1 … {len(slots_T) - 1} of {len(slots_T)} slots, not {prompt}")
-    return read(model, tokens_BT, passes, positions_BT, documents_BT, plain_BT=(slots_T < prompt).expand_as(tokens_BT))
+    return top_states(model, tokens_BT, passes, layout.with_plain((slots_T < prompt).expand_as(tokens_BT)))

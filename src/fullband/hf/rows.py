@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from fullband.data.batch import IGNORE, PADDING
+from fullband.layout import NOWHERE, Layout
 
 
-def describe_rows(
-    tokens_BT: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
-) -> tuple[Tensor | None, Tensor | None]:
-    """(positions [B, T], documents [B, T]) of rows that begin here; both None where every row is one unpadded document.
+def describe_rows(tokens_BT: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None) -> Layout:
+    """The layout of rows that begin here; empty where every row is one unpadded document.
 
     attention_mask   [B, T], 0 = padding, before or after a row's tokens
     position_ids     [B or 1, T]; every 0 on a token starts a document, as packed and padding-free batches are written; the first of a row
@@ -26,8 +25,8 @@ def describe_rows(
         _refuse_holes(held_BT)
     if position_ids is None:
         if held_BT is None:
-            return None, None
-        return (held_BT.long().cumsum(dim=1) - 1).clamp(min=0), torch.where(held_BT, 0, PADDING)
+            return NOWHERE
+        return Layout((held_BT.long().cumsum(dim=1) - 1).clamp(min=0), torch.where(held_BT, 0, PADDING))
     if position_ids.dim() != 2 or position_ids.shape[1] != tokens_BT.shape[1] or position_ids.shape[0] not in (1, tokens_BT.shape[0]):
         raise ValueError(
             f"position_ids has shape {list(position_ids.shape)}, the tokens {list(tokens_BT.shape)}: give one position a token"
@@ -39,8 +38,8 @@ def describe_rows(
     starts_BT = first_BT | (real_BT & (positions_BT == 0))
     documents_BT = (starts_BT.long().cumsum(dim=1) - 1).masked_fill(~real_BT, PADDING)
     if held_BT is None and not bool(documents_BT.any()):
-        return positions_BT, documents_BT if bool((positions_BT[:, 0] != 0).any()) else None
-    return positions_BT, documents_BT
+        return Layout(positions_BT, documents_BT if bool((positions_BT[:, 0] != 0).any()) else None)
+    return Layout(positions_BT, documents_BT)
 
 
 def _refuse_holes(held_BT: Tensor) -> None:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from fullband.config import FeedbackConfig, parse
+from fullband.config import parse
 from fullband.data.batch import IGNORE
 from fullband.feedback.loss import multipass_loss, token_losses
 from fullband.feedback.multipass import Jitter, PassStates, multipass, multipass_reference
 from fullband.feedback.schedule import PassSchedule
+from fullband.feedback_config import FeedbackConfig
 from fullband.hf.rows import describe_rows, shifted_targets
 from fullband.presets import resolve_schedule
 
@@ -64,7 +65,7 @@ def training_forward(
     loss = multipass_loss(run.outputs, model.trunk.head_weight, run.targets_BT, scored, run.loss_weight).objective
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
     with torch.no_grad():
-        logits = model.logits(run.outputs[0].states[:, logits_to_keep if isinstance(logits_to_keep, Tensor) else kept].detach())
+        logits = model.trunk.head(run.outputs[0].states[:, logits_to_keep if isinstance(logits_to_keep, Tensor) else kept].detach())
     return CausalLMOutputWithPast(loss=loss + run.touch, logits=logits)
 
 
@@ -110,7 +111,7 @@ def run_passes(
         raise ValueError("the head carries a LoRA adapter, which the chunked loss does not see; leave lm_head out of target_modules")
     feedback, schedule = pass_schedule(model)
     step, accumulation = model.progress.next_call(model)
-    positions_BT, documents_BT = describe_rows(input_ids, attention_mask, position_ids)
+    layout = describe_rows(input_ids, attention_mask, position_ids)
     batch, length = input_ids.shape
     passes = schedule.passes(step) if length > 1 else 1
     rank, ranks = _rank()
@@ -118,9 +119,9 @@ def run_passes(
     prefixes = schedule.prefixes(step, accumulation, passes, length, rows)
     jitter = Jitter(feedback.jitter, model.config.training_seed, step, rows)
     run = partial(multipass, rounding=feedback.rounding) if feedback.reuse else multipass_reference
-    outputs = run(model, input_ids, prefixes, positions_BT, documents_BT, jitter)
-    touch = 0.0 * torch.stack([p.sum() for p in model.fusion.parameters()]).sum()
-    return PassRun(outputs, shifted_targets(labels, documents_BT), schedule.loss_weight(step), touch)
+    outputs = run(model, input_ids, prefixes, layout, jitter)
+    touch = sum((0.0 * p.sum() for p in model.connection.parameters()), torch.zeros((), device=outputs[0].states.device))
+    return PassRun(outputs, shifted_targets(labels, layout.documents_BT), schedule.loss_weight(step), touch)
 
 
 def _rank() -> tuple[int, int]:

@@ -85,7 +85,7 @@ def _heads(model: nn.Module) -> Iterator[nn.Module]:
 
 def is_fusion(name: str) -> bool:
     """Whether a parameter belongs to the fusion (Eq. 4), by its name: what `fusion_warmup` trains."""
-    return "fusion" in name.split(".")
+    return "connection" in name.split(".")
 
 
 def check_groups(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:

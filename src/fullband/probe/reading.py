@@ -12,25 +12,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullband.decode.prefill import Lane, chunk_passes, exact_step
-from fullband.feedback.passes import FeedbackModel
+from fullband.feedback.passes import FeedbackModel, PassState, below, sequential
 from fullband.trunk.residual import residuals, watched
 
+START = PassState()
 STANDARD, FULL = "standard", "full"
 PREFILLS = (STANDARD, "1", "2", "4", FULL)
 PROBED_SUFFIXES = (1, 2, 4)
 
 
 @dataclass(frozen=True)
-class Colon:
-    """Rows that have read everything but their final token: `lane` is what they know, `token_B` that token."""
+class Known:
+    """What rows know of the tokens so far: the caches below and above the entry, what the next token is fed with, and the last top state
+    [B, D]; nothing at the start."""
 
-    lane: Lane
+    fed: PassState = START
+    below: Any = None
+    top_BD: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Colon:
+    """Rows that have run over everything but their final token: `known` is what they know, `token_B` that token."""
+
+    known: Known
     token_B: Tensor
     recurrent: bool
 
@@ -44,65 +55,56 @@ class Answers:
 
 
 def before_colon(model: FeedbackModel, tokens_BT: Tensor, prefills: Sequence[str], steps: Mapping[int, int]) -> Iterator[tuple[str, Colon]]:
-    """For each way of prefilling, rows [B, T] read up to their final token. `steps` says how many tokens the suffix of k covers."""
+    """For each way of prefilling, rows [B, T] run up to their final token. `steps` says how many tokens the suffix of k covers."""
     recurrent = {name: steps[int(name)] for name in prefills if name not in (STANDARD, FULL)}
     length = tokens_BT.shape[1]
     last_B = tokens_BT[:, -1]
     if STANDARD in prefills or recurrent:
         start = length - max([1, *recurrent.values()])
-        prefix = read_plain(model, Lane(), tokens_BT[:, :start])
+        prefix = extend(model, Known(), tokens_BT[:, :start], recurrent=False)
         if STANDARD in prefills:
-            yield STANDARD, Colon(read_plain(model, prefix, tokens_BT[:, start:-1]), last_B, False)
+            yield STANDARD, Colon(extend(model, prefix, tokens_BT[:, start:-1], recurrent=False), last_B, False)
         for name, n in recurrent.items():
-            lane = read_plain(model, prefix, tokens_BT[:, start : length - n])
-            yield name, Colon(read_recurrent(model, lane, tokens_BT[:, length - n : -1]), last_B, True)
+            known = extend(model, prefix, tokens_BT[:, start : length - n], recurrent=False)
+            yield name, Colon(extend(model, known, tokens_BT[:, length - n : -1], recurrent=True), last_B, True)
     if FULL in prefills:
-        yield FULL, Colon(read_recurrent(model, Lane(), tokens_BT[:, :-1]), last_B, True)
+        yield FULL, Colon(extend(model, Known(), tokens_BT[:, :-1], recurrent=True), last_B, True)
 
 
-def read_plain(model: FeedbackModel, lane: Lane, tokens_BT: Tensor) -> Lane:
-    """The lane behind these tokens, read at once as plain embeddings. T may be 0."""
+def extend(model: FeedbackModel, known: Known, tokens_BT: Tensor, recurrent: bool) -> Known:
+    """What rows know after these tokens, run at once as plain embeddings, or each fused with the state before it. T may be 0."""
     if not tokens_BT.shape[1]:
-        return lane
-    lanes, _ = chunk_passes(model, [lane], model.trunk.embed(tokens_BT), None, None, "window", more=True)
-    return lanes[0]
+        return known
+    inputs, lower = below(model, tokens_BT, cache=known.below, keep="window")
+    fed, output = sequential(model, inputs, known.fed, feeds_back=recurrent)
+    return Known(fed, lower, output.top_BTD[:, -1])
 
 
-def read_recurrent(model: FeedbackModel, lane: Lane, tokens_BT: Tensor) -> Lane:
-    """The lane behind these tokens, each fused with the top state before it. T may be 0."""
-    for t in range(tokens_BT.shape[1]):
-        embedding_B1D = model.trunk.embed(tokens_BT[:, t : t + 1])
-        lane, _ = exact_step(model, lane, embedding_B1D, None, None, "window")
-    return lane
+def through_colon(model: FeedbackModel, colon: Colon) -> Known:
+    return extend(model, colon.known, colon.token_B[:, None], colon.recurrent)
 
 
-def read_colon(model: FeedbackModel, colon: Colon) -> Lane:
-    read = read_recurrent if colon.recurrent else read_plain
-    return read(model, colon.lane, colon.token_B[:, None])
-
-
-def colon_residuals(model: FeedbackModel, colon: Colon) -> tuple[Tensor, Lane]:
-    """The residual stream [depths, B, D] of the final token, and the lane behind it."""
+def colon_residuals(model: FeedbackModel, colon: Colon) -> tuple[Tensor, Known]:
+    """The residual stream [depths, B, D] of the final token, and what is known after it."""
     with residuals(model.trunk) as seen:
-        lane = read_colon(model, colon)
-    return torch.stack([streams[0][:, -1] for streams in seen]), lane
+        known = through_colon(model, colon)
+    return torch.stack([streams[0][:, -1] for streams in seen]), known
 
 
 def embedding_only(model: FeedbackModel, colon: Colon, before_B: Tensor) -> Tensor:
-    """The stack's input [B, D] at the colon with nothing processed in it: where it would carry the top state of the token before
-    it, `before_B`, it carries that token's embedding."""
-    embedding_B1D = model.trunk.embed(colon.token_B[:, None])
+    """What enters [B, D] at the colon with nothing processed in it: where it would carry the state of the token before it, `before_B`, it
+    carries that token's embedding."""
+    inputs, _ = below(model, colon.token_B[:, None], cache=colon.known.below)
     if not colon.recurrent:
-        return embedding_B1D[:, 0]
-    return model.fusion(embedding_B1D, model.trunk.embed(before_B[:, None]), model.trunk.input_norm)[:, 0]
+        return inputs.x_BTD[:, 0]
+    return model.connection.merge(inputs.x_BTD, model.trunk.below(before_B[:, None]).x_BTD, model.trunk)[:, 0]
 
 
-def margins(model: FeedbackModel, lane: Lane, answers: Answers, recurrent: bool) -> Tensor:
-    """[B], how much likelier (nats) the second answer is than the first, behind the colon."""
-    read = read_recurrent if recurrent else read_plain
+def margins(model: FeedbackModel, known: Known, answers: Answers, recurrent: bool) -> Tensor:
+    """[B], how much likelier (nats) the second answer is than the first, after the colon."""
     for token in answers.shared:
-        lane = read(model, lane, torch.full_like(_top(lane)[:, :1], token, dtype=torch.long))
-    logits_B2 = F.linear(_top(lane), model.trunk.head_weight[list(answers.telling)]).float()
+        known = extend(model, known, torch.full_like(_top(known)[:, :1], token, dtype=torch.long), recurrent)
+    logits_B2 = F.linear(_top(known), model.trunk.head_weight[list(answers.telling)]).float()
     return logits_B2[:, 1] - logits_B2[:, 0]
 
 
@@ -114,11 +116,11 @@ def patched_margins(model: FeedbackModel, colon: Colon, residual_BD: Tensor, dep
     partners = torch.arange(len(residual_BD), device=residual_BD.device) ^ 1
     swapped_B1D = residual_BD[partners][:, None]
     with watched(model.trunk, depth, lambda residual_B1D: swapped_B1D.to(residual_B1D.dtype)):
-        lane = read_colon(model, colon)
-    return margins(model, lane, answers, colon.recurrent)
+        known = through_colon(model, colon)
+    return margins(model, known, answers, colon.recurrent)
 
 
-def _top(lane: Lane) -> Tensor:
-    """The last top state [B, D] of rows that have read something."""
-    assert lane.boundary_BD is not None
-    return lane.boundary_BD
+def _top(known: Known) -> Tensor:
+    """The last top state [B, D] of rows that have run over something."""
+    assert known.top_BD is not None
+    return known.top_BD

@@ -123,20 +123,20 @@ def _probe_setting(model: FeedbackModel, setting: Setting, inputs: Inputs, plan:
 
 
 def _read_setting(model: FeedbackModel, inputs: Inputs, plan: Plan, batch_tokens: int) -> dict[str, _Read]:
-    device = model.trunk.head_weight.device
+    device = model.trunk.device
     answers = Answers(inputs.shared, inputs.telling)
     read = {name: _Read() for name in plan.prefills}
     for rows in inputs.batches(batch_tokens):
         tokens_BT = torch.tensor(inputs.tokens[rows], device=device)
         for name, colon in before_colon(model, tokens_BT, plan.prefills, inputs.steps):
-            residual_EBD, lane = colon_residuals(model, colon)
+            residual_EBD, known = colon_residuals(model, colon)
             residual_EBD = residual_EBD[plan.depths]
             streams = zip(plan.depths, residual_EBD, strict=True)
             patched = [patched_margins(model, colon, residual_BD, depth, answers) for depth, residual_BD in streams]
             found = read[name]
             found.residuals.append(residual_EBD.float().cpu())
             found.unprocessed.append(embedding_only(model, colon, tokens_BT[:, -2]).float().cpu())
-            found.margins.append(margins(model, lane, answers, colon.recurrent).cpu())
+            found.margins.append(margins(model, known, answers, colon.recurrent).cpu())
             found.patched.append(torch.stack(patched).cpu())
     return read
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from fullband.config import FeedbackPasses, Recipe, TaskSource
+from fullband.config import Recipe, TaskSource
 from fullband.data.tasks import build_task
 from fullband.evaluate.loss import PositionAccuracy, accuracy_by_position
-from fullband.feedback.passes import read
+from fullband.feedback.passes import top_states
+from fullband.feedback_config import FeedbackPasses
 from fullband.model import FullBandModel
 from fullband.quickstart.recipes import POSITIONS
 
@@ -65,4 +66,4 @@ def read_models(standard: Path, fullband: Path, recipe: Recipe, rows: int) -> Re
 @torch.no_grad()
 def answers(model: FullBandModel, tokens: torch.Tensor, passes: FeedbackPasses) -> Sequence[int]:
     """The likeliest answer at each position of one row [1, T]."""
-    return [int(answer) for answer in model.logits(read(model, tokens, passes)).argmax(-1)[0]]
+    return [int(answer) for answer in model.trunk.head(top_states(model, tokens, passes)).argmax(-1)[0]]

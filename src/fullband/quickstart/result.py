@@ -53,13 +53,13 @@ def result_of(
 def training_numbers(recipe: Recipe, run: Trained) -> dict[str, Any]:
     """Steps, tokens, positions and FLOPs that were really executed, and seconds. FLOPs by formula, see `costs`."""
     trunk = resolve_trunk(recipe.model, vocab_size_of(recipe))
-    plain, fused = (pass_flops(trunk, recipe.model.fusion_name, recipe.data.length, fused=fused).training for fused in (False, True))
+    plain, fused = (pass_flops(trunk, recipe.connection, recipe.data.length, fused=fused).training for fused in (False, True))
     numbers = asdict(run)
     wanted = ("steps", "tokens", "token_equivalent", "executed_positions")
     return {key: numbers[key] for key in wanted} | {
         "executed_flops": run.tokens * plain + (run.executed_positions - run.tokens) * fused,
         "seconds": round(run.seconds, 1),
-        "parameters": count_parameters(trunk, recipe.model.fusion_name).total,
+        "parameters": count_parameters(trunk, recipe.connection).total,
     }
 
 

@@ -34,7 +34,7 @@ def check_run(recipe: Recipe, loader: Loader, model: LoadedModel) -> list[Batch]
     if "converged" in evaluation.feedback_passes and held_out:
         if any(batch.plain is not None for batch in held_out):
             raise ValueError("evaluation.feedback_passes: must be 0, 1, 2, … or 'exact' for chat data, got 'converged'")
-        if not model.trunk.crops:
+        if not model.trunk.can_crop_cache:
             raise ValueError(
                 "evaluation.feedback_passes: must be 0, 1, 2, … or 'exact' "
                 "for a model with recurrent layers, whose cache cannot be cropped, got 'converged'"

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fullband.config import FeedbackPasses, Recipe
+from fullband.config import Recipe
 from fullband.data.batch import Batch
 from fullband.feedback.settling import measure_settling
+from fullband.feedback_config import FeedbackPasses
 from fullband.files import LOCK, alone_in
 from fullband.optim.groups import describe_groups, is_fusion
 from fullband.training.checks import check_run_folder
@@ -22,7 +23,7 @@ from fullband.training.metrics import Tracker, open_trackers
 from fullband.training.milestones import Milestones
 from fullband.training.progress import shown_progress
 from fullband.training.run import DivergedError, Run, folder_of, prepare
-from fullband.training.step import StepReport, accumulate_gradients, single_document
+from fullband.training.step import StepReport, accumulate_gradients
 from fullband.training.stop import StopRequest, stop_signals
 
 
@@ -178,9 +179,7 @@ def adapt_schedule(run: Run, batch: Any) -> dict[str, Any]:
     if adaptive is None or on is None or run.step < on or not adaptive.due(run.step):
         return {}
     rows = batch.rows(0, min(adaptive.config.rows, batch.tokens.shape[0])).to(run.device)
-    settling = measure_settling(
-        run.model, rows.tokens, adaptive.config.passes, adaptive.config.tolerance, rows.positions, single_document(rows.documents)
-    )
+    settling = measure_settling(run.model, rows.tokens, adaptive.config.passes, adaptive.config.tolerance, rows.layout.with_plain(None))
     adaptive.update(settling, run.schedule.probabilities(run.step))
     return {
         "deeper_share": adaptive.share,

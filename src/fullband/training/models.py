@@ -9,9 +9,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fullband.config import DataConfig, FeedbackConfig, ModelConfig, Recipe
+from fullband.config import DataConfig, ModelConfig, Recipe
 from fullband.data.batch import PADDING
 from fullband.data.loader import Loader
+from fullband.feedback_config import FeedbackConfig
 from fullband.files import verify_manifest
 from fullband.loading import LoadedModel
 from fullband.model import FullBandModel, is_converted, read_json_config, resolve_model_folder
@@ -70,9 +71,9 @@ def build_model(recipe: Recipe, loader: Loader, checkpoint: Path | None = None) 
         raise ValueError(
             f"data.length: must be at most the model's context of {trunk.context}, got {recipe.data.length}{trunk.context_note}"
         )
-    if recipe.data.packing and not trunk.crops:
+    if recipe.data.packing and not trunk.can_crop_cache:
         raise ValueError("data.packing: must be false for a model with recurrent layers, which take one document per sequence")
-    model.fusion.control = recipe.feedback.control
+    model.connection.control = recipe.feedback.control
     if isinstance(model, FullBandModel):
         _prepare_native(model, recipe)
     else:
@@ -95,7 +96,7 @@ def save_model(model: LoadedModel, folder: Path) -> None:
 def feedback_of(recipe: Recipe, model: LoadedModel) -> FeedbackConfig:
     """The recipe's feedback as this model can train it: without prefix reuse where the trunk cannot be read in pieces."""
     feedback = compiled_feedback(recipe)
-    return feedback.model_copy(update={"reuse": feedback.reuse and model.trunk.reuses})
+    return feedback.model_copy(update={"reuse": feedback.reuse and model.trunk.supports_prefix_reuse})
 
 
 def compiled_feedback(recipe: Recipe) -> FeedbackConfig:
@@ -107,7 +108,7 @@ def model_identity(model: LoadedModel, recipe: Recipe) -> dict[str, Any]:
     """What a resumed run's model must have in common with the one that was stopped."""
     if isinstance(model, FullBandModel):
         return model.config.model_dump()
-    return recipe.model.model_dump(mode="json") | {"fusion": model.config.fusion}
+    return recipe.model.model_dump(mode="json") | {"connection": model.config.connection}
 
 
 def difference(name: str, before: Any, now: Any, there: str, here: str) -> str:
@@ -119,7 +120,7 @@ def difference(name: str, before: Any, now: Any, there: str, here: str) -> str:
 
 
 def _native(recipe: Recipe, loader: Loader, checkpoint: Path | None) -> FullBandModel:
-    model = FullBandModel(resolve_trunk(recipe.model, loader.vocab_size), recipe.model.fusion_name)
+    model = FullBandModel(resolve_trunk(recipe.model, loader.vocab_size), recipe.connection)
     if checkpoint is not None:
         return model  # `Run.restore` reads the weights, once it has compared the runs
     if recipe.train.initial_checkpoint:
@@ -138,15 +139,18 @@ def _from_origin(origin: str, recipe: Recipe, loader: Loader) -> LoadedModel:
     place = resolve_model_folder(origin) if Path(origin).is_dir() else None
     if place and read_json_config(place).get("model_type") == "fullband":
         model = _saved(place, recipe.model)
-        if recipe.model.fusion not in (None, model.config.fusion):
-            raise ValueError(f"{origin}: its fusion is {model.config.fusion}, the recipe's model.fusion is {recipe.model.fusion}")
+        own: Any = model.config.connection
+        own = own if isinstance(own, dict) else own.model_dump()
+        wanted = recipe.feedback.connection.model_dump(exclude_unset=True, exclude_none=True)
+        if change := ", ".join(f"its {key} is {own[key]}, the recipe's {value}" for key, value in wanted.items() if own[key] != value):
+            raise ValueError(f"{origin}: feedback.connection: {change}")
         return model
     from fullband.hf.convert import attach
     from fullband.hf.source import find_source, load_source
     from fullband.training.rope import extend_source
 
     lm = load_source(find_source(place or origin), torch.float32, lambda config: extend_source(config, recipe.model))
-    converted: Any = attach(lm, fusion=recipe.model.fusion_name)
+    converted: Any = attach(lm, connection=recipe.connection.model_dump())
     state = loader.state_dict()
     batch = loader.next_batch()
     loader.load_state_dict(state)
@@ -160,7 +164,7 @@ def _saved(folder: Path, extension: ModelConfig) -> LoadedModel:
     if not is_converted(folder):
         start = FullBandModel.load(folder)
         trunk = extend_context(start.config.trunk, extension)
-        model = FullBandModel(trunk, start.config.fusion)
+        model = FullBandModel(trunk, start.config.connection)
         model.load_state_dict(start.state_dict())
         return model
     from fullband.hf.convert import load_converted

@@ -61,7 +61,7 @@ def accumulate_gradients(
     Every sum is divided once, by the step's number of scored targets, so the split into microbatches does not matter (law 9).
     """
     passes, feedback = schedule.passes(step), schedule.config
-    device = model.trunk.head_weight.device
+    device = model.trunk.device
     rows_per_microbatch = config.microbatch_rows or batch.tokens.shape[0]
     scored = max(1, batch.counted)
     report = StepReport(passes, tokens=batch.tokens.numel())
@@ -76,8 +76,7 @@ def accumulate_gradients(
                 model,
                 micro.tokens,
                 schedule.prefixes(step, index, passes, length, rows, micro.plain),
-                micro.positions,
-                single_document(micro.documents),
+                micro.layout.with_plain(None),
                 Jitter(feedback.jitter, seed, step, rows),
             )
             loss = multipass_loss(outputs, model.trunk.head_weight, micro.targets, scored, schedule.loss_weight(step), z_loss)
@@ -88,11 +87,6 @@ def accumulate_gradients(
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     report.gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
     return report
-
-
-def single_document(documents_BT: Tensor) -> Tensor | None:
-    """None where every row is one unpadded document: attention then needs no document mask."""
-    return documents_BT if bool((documents_BT != documents_BT[:, :1]).any() or (documents_BT < 0).any()) else None
 
 
 def autocast(device: torch.device, dtype: str) -> Any:

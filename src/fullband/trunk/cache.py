@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -90,6 +91,10 @@ class Cache:
         return self.layers[0].tensor.shape[1]
 
     @property
+    def device(self) -> torch.device:
+        return self.layers[0].tensor.device
+
+    @property
     def bytes(self) -> int:
         return sum(layer.tensor.numel() * layer.tensor.element_size() for layer in self.layers)
 
@@ -148,10 +153,34 @@ class Cache:
         documents = None if self.documents is None else self.documents.rows(rows, row_dim=0)
         return replace(self, layers=layers, documents=documents)
 
+    def join(self, others: list[Cache]) -> Cache:
+        """The rows of all, padded on the left to one length: their next slots coincide."""
+        caches = [self, *others]
+        length = max(cache.length for cache in caches)
+        layers = tuple(joined([cache.layers[i] for cache in caches], row_dim=1) for i in range(len(self.layers)))
+        return replace(self, layers=layers, length=length, documents=joined_documents(caches, length))
+
     def repeat(self, times: int) -> Cache:
         """Every row `times` times in a row: one prompt, many continuations."""
         device = self.layers[0].tensor.device
         return self.select(torch.arange(self.batch, device=device).repeat_interleave(times))
+
+
+def joined(parts: list[Slots], row_dim: int) -> Slots:
+    """Rows of several views, zeros before the shorter ones. What a sliding layer has forgotten, a window hides."""
+    slots = max(len(part) for part in parts)
+    padded = [torch.nn.functional.pad(part.tensor, (0, 0, slots - len(part), 0)) for part in parts]
+    return Slots.of(torch.cat(padded, dim=row_dim), -2)
+
+
+def joined_documents(caches: Sequence[_Remembers], length: int) -> Slots:
+    rows = []
+    for cache in caches:
+        known = cache.documents
+        own = torch.zeros(cache.batch, cache.length, dtype=torch.long) if known is None else known.tensor
+        rows.append(torch.nn.functional.pad(own, (length - cache.length, 0), value=-1))
+    device = next((cache.documents.tensor.device for cache in caches if cache.documents is not None), caches[0].device)
+    return Slots.of(torch.cat([row.to(device) for row in rows]), -1)
 
 
 class _Remembers(Protocol):
@@ -159,6 +188,12 @@ class _Remembers(Protocol):
 
     @property
     def length(self) -> int: ...
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
 
     @property
     def documents(self) -> Slots | None: ...

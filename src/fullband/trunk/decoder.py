@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fullband.config import TrunkConfig
+from fullband.layout import NOWHERE, Layout
 from fullband.trunk.attention import Plan, attend, make_plan
 from fullband.trunk.cache import Cache, Slots, extend_documents
-from fullband.trunk.fed_back import FedBack
 from fullband.trunk.pointwise import RMSNorm, rotate
-from fullband.trunk.protocol import Keep
+from fullband.trunk.protocol import Keep, LowerOutput, Merge, TrunkOutput, check_depths
 from fullband.trunk.rope import rotary
 from fullband.trunk.static_cache import StaticCache
 
@@ -107,23 +107,24 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """The App. A trunk. See `protocol.Trunk` for the contract."""
 
-    crops = True
-    reuses = True
-    dropout = False
+    can_crop_cache = True
+    supports_prefix_reuse = True
+    draws_dropout = False
     context_note = ""
 
     def __init__(self, config: TrunkConfig):
         super().__init__()
         self.config = config
-        self.context, self.vocab_size = config.context, config.vocab_size
+        self.width, self.context, self.vocab_size = config.width, config.context, config.vocab_size
         self.windows = tuple(None if config.layer_is_full(i) else config.window for i in range(config.layers))
+        self.entry = 0
+        self.sources: tuple[int, ...] = ()
         self.activation_checkpointing = False
         self.plan = make_plan  # tests put the dense reference here
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.input_norm = RMSNorm(config.width, config.norm_eps)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.final_norm = RMSNorm(config.width, config.norm_eps)
-        self.fed_back = None if config.fed_back == "top" else FedBack(config)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -136,72 +137,88 @@ class Decoder(nn.Module):
             elif isinstance(module, nn.RMSNorm):
                 nn.init.ones_(module.weight)
 
+    def connect(self, entry: int, sources: tuple[int, ...]) -> None:
+        self.entry, self.sources = check_depths(entry, sources, len(self.blocks))
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
     @property
     def layers(self) -> nn.ModuleList:
         return self.blocks
 
     @property
     def head_weight(self) -> Tensor:
-        weight = self.embedding.weight
-        return weight if self.fed_back is None else F.pad(weight, (0, self.config.width))  # it does not read the other state
+        return self.embedding.weight
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        return self.input_norm(self.embedding(tokens_BT))
+    def head(self, top: Tensor) -> Tensor:
+        return F.linear(top, self.head_weight)
 
-    def forward(
+    def embeddings(self, tokens_BT: Tensor) -> Tensor:
+        return self.embedding(tokens_BT)
+
+    def below(self, given: Tensor, layout: Layout = NOWHERE, cache: Cache | StaticCache | None = None, keep: Keep = "none") -> LowerOutput:
+        x = self.input_norm(given if given.is_floating_point() else self.embedding(given))
+        if not self.entry:
+            return LowerOutput(x, (), None)
+        x, carried, cache = self._through(x, layout, cache, keep, 0, self.entry, {})
+        return LowerOutput(x, carried, cache)
+
+    def above(
         self,
-        inputs_BTD: Tensor,
-        positions_BT: Tensor | None = None,
-        documents_BT: Tensor | None = None,
+        x_BTD: Tensor,
+        layout: Layout = NOWHERE,
         cache: Cache | StaticCache | None = None,
         keep: Keep = "none",
-    ) -> tuple[Tensor, Cache | StaticCache | None]:
-        if isinstance(cache, StaticCache):
-            return self._read_in_place(inputs_BTD, positions_BT, cache), cache
-        batch, length, _ = inputs_BTD.shape
-        device = inputs_BTD.device
-        past_length = cache.length if cache else 0
+        merges: Mapping[int, Merge] | None = None,
+    ) -> TrunkOutput:
+        x, carried, cache = self._through(x_BTD, layout, cache, keep, self.entry, len(self.blocks), merges or {})
+        return TrunkOutput(self.final_norm(x), carried, cache)
+
+    def _through(
+        self, x: Tensor, layout: Layout, cache: Cache | StaticCache | None, keep: Keep, first: int, last: int, merges: Mapping[int, Merge]
+    ) -> tuple[Tensor, tuple[Tensor, ...], Cache | StaticCache | None]:
+        """Layers first + 1 … last: (the residual stream, the streams at the source depths among them, the cache of these layers)."""
+        batch, length, _ = x.shape
+        device, dtype = x.device, _compute_dtype(x)
+        if isinstance(cache, StaticCache) and length != 1:
+            raise ValueError(f"a static cache takes one token a sequence at a time, not {length}")
+        past_length = cache.length if isinstance(cache, Cache) else 0
+        positions_BT = layout.positions_BT
         if positions_BT is None:
-            positions_BT = torch.arange(past_length, past_length + length, device=device)[None]
-        dtype = _compute_dtype(inputs_BTD)
+            filled = cache.filled.view(1, 1) if isinstance(cache, StaticCache) else None
+            positions_BT = torch.arange(past_length, past_length + length, device=device)[None] if filled is None else filled
         cos, sin = rotary(positions_BT, self.config, dtype)
-        documents = extend_documents(cache, documents_BT, batch, length, device)
+        fixed_plans = cache.plans(positions_BT, dtype) if isinstance(cache, StaticCache) else None
+        documents = None if isinstance(cache, StaticCache) else extend_documents(cache, layout.documents_BT, batch, length, device)
         plans: dict[tuple[int, int | None], Plan] = {}
         kept: list[Slots] = []
-        x = inputs_BTD
-        streams = [x]
-        for i, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
-            past = cache.layers[i] if cache else None
-            keys = length + _reachable(past, window)
-            if (keys, window) not in plans:
-                key_documents = None if documents is None else documents.tensor[:, documents.tensor.shape[1] - keys :]
-                plans[keys, window] = self.plan(length, keys, window, key_documents, device, dtype)
-            x, extended = self._run(block, x, cos, sin, past, keys, plans[keys, window], keep)
-            streams = [*streams, x] if self.fed_back else [x]
-            if extended is not None:
-                kept.append(extended if keep == "all" or window is None else extended.last(window - 1))
-        return self._handed_on(streams), None if keep == "none" else Cache(tuple(kept), self.windows, past_length + length, documents)
-
-    def _read_in_place(self, x_B1D: Tensor, positions_B1: Tensor | None, cache: StaticCache) -> Tensor:
-        """Top states [B, 1, D] of one token a row, whose keys and values are written into the cache. Nothing here depends on its length
-        but values on the device. Positions [B, 1] say where rows begin; None = in the first slot."""
-        if x_B1D.shape[1] != 1:
-            raise ValueError(f"a static cache takes one token a row at a time, not {x_B1D.shape[1]}")
-        positions_B1 = cache.filled.view(1, 1) if positions_B1 is None else positions_B1
-        dtype = _compute_dtype(x_B1D)
-        cos, sin = rotary(positions_B1, self.config, dtype)
-        x = x_B1D
-        streams = [x]
-        for layer, (block, plan) in enumerate(zip(self.blocks, cache.plans(positions_B1, dtype), strict=True)):
-            x = _run_eagerly(block, x, cos, sin, plan, partial(cache.write, layer))
-            streams = [*streams, x] if self.fed_back else [x]
-        cache.advance()
-        return self._handed_on(streams)
-
-    def _handed_on(self, streams: list[Tensor]) -> Tensor:
-        """The top state, and behind it the one that is fed back if that is another."""
-        top = self.final_norm(streams[-1])
-        return top if self.fed_back is None else torch.cat([top, self.fed_back(streams)], dim=-1)
+        wanted = {depth for depth in self.sources if first <= depth and (depth < last or last == len(self.blocks))}
+        carried = [x] if first in wanted else []
+        for place, depth in enumerate(range(first, last)):
+            block, window = self.blocks[depth], self.windows[depth]
+            if isinstance(cache, StaticCache):
+                assert fixed_plans is not None
+                x = _run_eagerly(block, x, cos, sin, fixed_plans[place], partial(cache.write, place))
+            else:
+                past = cache.layers[place] if cache else None
+                keys = length + _reachable(past, window)
+                if (keys, window) not in plans:
+                    key_documents = None if documents is None else documents.tensor[:, documents.tensor.shape[1] - keys :]
+                    plans[keys, window] = self.plan(length, keys, window, key_documents, device, dtype)
+                x, extended = self._run(block, x, cos, sin, past, keys, plans[keys, window], keep)
+                if extended is not None:
+                    kept.append(extended if keep == "all" or window is None else extended.last(window - 1))
+            if depth + 1 in merges:
+                x = merges[depth + 1](x)
+            if depth + 1 in wanted:
+                carried.append(x)
+        if isinstance(cache, StaticCache):
+            cache.advance()
+            return x, tuple(carried), cache
+        windows = self.windows[first:last]
+        return x, tuple(carried), None if keep == "none" else Cache(tuple(kept), windows, past_length + length, documents)
 
     def _run(
         self, block: Any, x: Tensor, cos: Tensor, sin: Tensor, past: Slots | None, keys: int, plan: Plan, keep: Keep

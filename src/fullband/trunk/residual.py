@@ -40,6 +40,23 @@ def watched(trunk: Trunk, depth: int, look: Look) -> Iterator[None]:
         handle.remove()
 
 
+@contextmanager
+def runs_watched(trunk: Any, look: Callable[[Tensor], None]) -> Iterator[None]:
+    """While the block runs, `look` gets what enters [B, T, D] after every run of the layers above the entry."""
+    above = trunk.above
+
+    def watched_above(x_BTD: Tensor, *others: Any, **more: Any) -> Any:
+        output = above(x_BTD, *others, **more)
+        look(x_BTD)
+        return output
+
+    trunk.above = watched_above
+    try:
+        yield
+    finally:
+        del trunk.above  # the class's own again
+
+
 def _at_input(layer: nn.Module, look: Look) -> RemovableHandle:
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         changed = look(arguments[0])

@@ -31,6 +31,11 @@ class StaticCache:
         self.filled = torch.zeros((), dtype=torch.long, device=like.device)
         self.load(cache)
 
+    @property
+    def length(self) -> int:
+        """Slots of the text that have been run, as a number on the host."""
+        return int(self.filled)
+
     def load(self, cache: Cache) -> None:
         """Take over another cache with as many rows, in the same buffers. Raises ValueError if it does not fit."""
         if cache.length > self.capacity:

@@ -13,9 +13,10 @@ from fullband.evaluate.harness import rows
 from fullband.evaluate.harness.rows import group_rows, rows_of
 from fullband.evaluate.harness.scoring import Continuation, score_continuations
 from fullband.evaluate.harness.states import Reading
-from fullband.feedback.passes import read
 from fullband.model import FullBandModel
+from fullband.trunk.residual import runs_watched
 from hf.models import FAMILIES, shared
+from reference.seam import read
 
 READINGS: tuple[Reading, ...] = (0, 1, 2, 3, "exact", "converged", "soft")
 
@@ -41,7 +42,7 @@ def reference(model: FullBandModel, request: Continuation, reading: Reading) -> 
         states = read(model, inputs, "exact", plain_BT=plain)
     else:
         states = read(model, inputs, inputs.shape[1] if reading == "converged" else reading)
-    log_probabilities = F.log_softmax(model.logits(states[0, len(request.context) - 1 :]), dim=-1)
+    log_probabilities = F.log_softmax(model.trunk.head(states[0, len(request.context) - 1 :]), dim=-1)
     return float(log_probabilities.gather(1, torch.tensor(request.tokens)[:, None]).sum())
 
 
@@ -131,21 +132,19 @@ def test_fewer_positions_are_read(isometric_model: Callable[..., FullBandModel])
     read_ = {1: 0, 8: 0}
     for batch_rows in read_:
 
-        def count(trunk: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: object, batch_rows: int = batch_rows) -> None:
-            read_[batch_rows] += inputs[0].shape[0] * inputs[0].shape[1]
+        def count(x: torch.Tensor, batch_rows: int = batch_rows) -> None:
+            read_[batch_rows] += x.shape[0] * x.shape[1]
 
-        with_hook = model.trunk.register_forward_hook(count)
-        score_continuations(model, [Continuation(tuple(range(20)) * 2, (token, 1, 2)) for token in range(4)], [0, 1], batch_rows)
-        with_hook.remove()
+        with runs_watched(model.trunk, count):
+            score_continuations(model, [Continuation(tuple(range(20)) * 2, (token, 1, 2)) for token in range(4)], [0, 1], batch_rows)
     assert read_ == {1: 2 * 4 * 42, 8: 2 * (39 + 4 * 3)}
 
 
 def test_soft_reads_a_context_once_and_the_continuation_position_by_position(isometric_model: Callable[..., FullBandModel]) -> None:
     model = isometric_model()
     widths = []
-    with_hook = model.trunk.register_forward_hook(lambda trunk, inputs, outputs: widths.append(inputs[0].shape[1]))
-    score_continuations(model, [Continuation(tuple(range(20)), (1, 2, 3, 4))], ["soft"])
-    with_hook.remove()
+    with runs_watched(model.trunk, lambda x: widths.append(x.shape[1])):
+        score_continuations(model, [Continuation(tuple(range(20)), (1, 2, 3, 4))], ["soft"])
     assert widths == [19, 1, 1, 1, 1]  # the context's last token begins the scored part
 
 
@@ -174,7 +173,7 @@ def test_groups_are_a_partition_that_saves_positions() -> None:
 
 def test_soft_without_a_cache_to_step_from(isometric_model: Callable[..., FullBandModel]) -> None:
     model = isometric_model()
-    model.trunk.reuses = False
+    model.trunk.supports_prefix_reuse = False
     asked = requests()[:6]
     for request, scores in zip(asked, score_continuations(model, asked, ["soft", 1]), strict=True):
         for reading, score in scores.items():
@@ -213,13 +212,12 @@ def test_shared_inputs_are_read_once(isometric_model: Callable[..., FullBandMode
     model = isometric_model()
     count_ = 0
 
-    def count(trunk: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: object) -> None:
+    def count(x: torch.Tensor) -> None:
         nonlocal count_
-        count_ += inputs[0].shape[0]
+        count_ += x.shape[0]
 
-    with_hook = model.trunk.register_forward_hook(count)
-    score_continuations(model, [Continuation((1, 2, 3), (token,)) for token in range(5)], [0])
-    with_hook.remove()
+    with runs_watched(model.trunk, count):
+        score_continuations(model, [Continuation((1, 2, 3), (token,)) for token in range(5)], [0])
     assert count_ == 1
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from fullband.feedback.fusion import Fusion, build_fusion
+from fullband.feedback.connection import Connection, connect
+from fullband.feedback_config import ConnectionConfig
 from fullband.trunk.huggingface import HuggingFaceTrunk, check_model
 
 VOCABULARY, WINDOW, CONTEXT = 29, 5, 48
@@ -79,21 +80,19 @@ def build(family: str, seed: int = 0, dtype: torch.dtype = torch.float64, **over
 
 
 class Converted(nn.Module):
-    """A trunk and a fusion: a `feedback.passes.FeedbackModel`."""
+    """A trunk and a connection: a `feedback.passes.FeedbackModel`."""
 
-    def __init__(self, lm: PreTrainedModel, fusion: str = "gated"):
+    def __init__(self, lm: PreTrainedModel, fusion: Any = "gated", **connection: Any):
         super().__init__()
         self.trunk = HuggingFaceTrunk(lm, check_model(lm))
-        self.fusion: Fusion = build_fusion(fusion, self.trunk.width)
-        for module in self.fusion.modules():
+        self.connection = Connection(ConnectionConfig(fusion=fusion, **connection), self.trunk.width, len(self.trunk.layers))
+        connect(self.trunk, self.connection)
+        for module in self.connection.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight)
         self.trunk.calibrate()
         self.to(lm.dtype)
         self.train(lm.training)
-
-    def logits(self, states: Tensor) -> Tensor:
-        return self.trunk.logits(states)
 
 
 @cache

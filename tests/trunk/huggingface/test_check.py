@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from fullband.feedback.passes import read
 from fullband.trunk.huggingface import Adaptation, check_model
+from reference.seam import read
 from trunk.huggingface.families import WINDOW, Converted, build, random_tokens
 
 

@@ -9,6 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from fullband.trunk.huggingface import Adaptation
+from reference.seam import embed, run_trunk
 from trunk.huggingface.families import WINDOW, Converted, build, random_tokens
 
 GRANITE: dict[str, Any] = dict(embedding_multiplier=11.0, logits_scaling=6.0, residual_multiplier=0.22, attention_multiplier=0.3)
@@ -42,8 +43,8 @@ def test_scaled_families_are_their_sources_bit_for_bit(family: str, dtype: torch
     trunk = Converted(build(family, dtype=dtype, **overrides)).trunk
     assert trunk.adaptation == adaptation
     tokens = random_tokens(2, 24)
-    states = trunk(trunk.embed(tokens))[0]
-    assert torch.equal(trunk.logits(states), trunk.lm(input_ids=tokens, use_cache=False).logits)
+    states = run_trunk(trunk, embed(trunk, tokens))[0]
+    assert torch.equal(trunk.head(states), trunk.lm(input_ids=tokens, use_cache=False).logits)
     torch.testing.assert_close(
-        states @ trunk.head_weight.T, trunk.logits(states), rtol=0.02, atol=0.02 * float(trunk.logits(states).abs().max())
+        states @ trunk.head_weight.T, trunk.head(states), rtol=0.02, atol=0.02 * float(trunk.head(states).abs().max())
     )

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from decode.cases import padded
 from fullband.decode import Mode, Speculation, generate, prefill, resolve_mode, step
-from fullband.feedback.passes import iterate_passes, read
 from fullband.feedback.state import DecodeState
 from reference.decoding import reference_greedy, reference_rows
+from reference.seam import embed, iterate, read, run_trunk
 from trunk.huggingface.families import DENSE, FAMILIES, HYBRIDS, WINDOW, Converted, assert_near, converted, random_tokens, run_source
 
 T = WINDOW + 3
@@ -40,7 +40,7 @@ def test_law_2_passes_become_the_sequential_recurrence(family: str) -> None:
         exact = read(model, tokens, "exact")
         first, rest = tokens[:, :1].tolist(), tokens[:, 1:].tolist()
         assert_near(exact, reference(model, resolve_mode("fused", "exact"), first, rest))
-        for done, states in enumerate(islice(iterate_passes(model, tokens), T), start=1):
+        for done, states in enumerate(islice(iterate(model, tokens), T), start=1):
             assert_near(states[:, :done], exact[:, :done])
             assert done == T or (states - exact)[:, done:].abs().max() > 1e-3
         assert_near(read(model, tokens, 2)[0, -1], reference(model, resolve_mode("fused", 2), tokens[:1].tolist(), [[]])[0, 0])
@@ -96,12 +96,12 @@ def test_converged_reading(family: str) -> None:
 def test_what_recurrent_layers_refuse(family: str) -> None:
     model, tokens = converted(family), random_tokens(1, 6)
     for passes in ("converged",):
-        with pytest.raises(ValueError, match="converged reading cuts the cache back, which recurrent layers cannot"):
+        with pytest.raises(ValueError, match="converged passes cut the cache back, which recurrent layers cannot"):
             read(model, tokens, passes)
     with pytest.raises(ValueError, match="cannot be cut back, as self-speculation"):
         generate(model, tokens, max_new_tokens=3, speculation=Speculation())
     with torch.no_grad():
-        _, cache = model.trunk(model.trunk.embed(tokens), keep="all")
+        _, cache = run_trunk(model.trunk, embed(model.trunk, tokens), keep="all")
     with pytest.raises(ValueError, match="cannot be aligned; pad prompts on the left"):
         cache.align_right(torch.tensor([4]))
 

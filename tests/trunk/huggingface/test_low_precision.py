@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fullband.feedback.fusion import FUSIONS, build_fusion
-from fullband.feedback.passes import read
+from fullband.feedback.mergers import MERGERS, build_merger
 from fullband.feedback.settling import state_norms
 from fullband.trunk.pointwise import RMSNorm, lengths, rms_norm_reference
+from reference.seam import embed, read
 from trunk.huggingface.families import Converted, build, random_tokens
 
 ERRORS = {torch.float16: 0.02, torch.bfloat16: 0.08}
@@ -27,15 +27,15 @@ def converted(fusion: str, dtype: torch.dtype, scale: float) -> Converted:
 
 @low_precision
 @every_scale
-@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("fusion", MERGERS)
 @torch.no_grad()
 def test_fused_inputs_keep_their_scale(fusion: str, scale: float, dtype: torch.dtype) -> None:
     model = converted(fusion, dtype, scale)
     precise = copy.deepcopy(model).double()
-    embeddings = model.trunk.embed(random_tokens(2, 12))
+    embeddings = embed(model.trunk, random_tokens(2, 12))
     carried = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found = model.fusion(embeddings, carried, model.trunk.input_norm)
-    expected = precise.fusion(embeddings.double(), carried.double(), precise.trunk.input_norm)
+    found = model.connection.merge(embeddings, carried, model.trunk)
+    expected = precise.connection.merge(embeddings.double(), carried.double(), precise.trunk)
     assert found.dtype == dtype
     error = lengths(found.double() - expected) / lengths(expected)
     assert error.median() < ERRORS[dtype], error
@@ -47,7 +47,7 @@ def test_fused_inputs_keep_their_scale(fusion: str, scale: float, dtype: torch.d
 @torch.no_grad()
 def test_an_untrained_residual_entry_changes_nothing(scale: float, dtype: torch.dtype) -> None:
     model = converted("residual", dtype, scale)
-    model.fusion = build_fusion("residual", model.trunk.width).to(dtype)
+    model.connection.mergers[0] = build_merger("residual", model.trunk.width).to(dtype)
     tokens = random_tokens(2, 12)
     assert torch.equal(read(model, tokens, 2), read(model, tokens, 0))
     assert torch.isfinite(read(converted("residual", dtype, scale), tokens, 2)).all()
@@ -58,7 +58,7 @@ def test_gradients_reach_the_fusion(dtype: torch.dtype) -> None:
     for scale in (1e-4, 300.0):
         model = converted("residual", dtype, scale)
         read(model, random_tokens(2, 6), 1).float().square().mean().backward()
-        for parameter in model.fusion.parameters():
+        for parameter in model.connection.parameters():
             assert parameter.grad is not None and torch.isfinite(parameter.grad).all()
 
 
@@ -83,11 +83,11 @@ def test_float32_and_float64_are_what_they_were() -> None:
     """Published numbers: the entry's formula without any conversion."""
     for dtype in (torch.float32, torch.float64):
         model = converted("residual", torch.float32, 0.3).to(dtype)
-        e = model.trunk.embed(random_tokens(2, 12))
+        e = embed(model.trunk, random_tokens(2, 12))
         h = torch.randn(e.shape, dtype=dtype)
-        fused = model.fusion.combine(e, h)
+        fused = model.connection.mergers[0].combine(e, h)
         squares = [x.square().mean(-1, keepdim=True) + 1e-12 for x in (e, fused)]
-        assert torch.equal(model.fusion(e, h, model.trunk.input_norm), fused * torch.sqrt(squares[0] / squares[1]))
+        assert torch.equal(model.connection.merge(e, h, model.trunk), fused * torch.sqrt(squares[0] / squares[1]))
         normed = nn.functional.rms_norm(fused, (model.trunk.width,), eps=1e-6)
         assert torch.equal(model.trunk.input_norm(fused), normed * model.trunk.embedding_scale.to(dtype))
         assert torch.equal(lengths(fused), fused.norm(dim=-1))

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullband.feedback.passes import read
+from fullband.trunk.protocol import LowerOutput
+from reference.seam import embed, read, run_trunk
 from trunk.huggingface.families import DENSE, HYBRIDS, WINDOW, Converted, assert_near, build, converted
 
 T = 4 * WINDOW
@@ -29,7 +30,9 @@ def read_packed(model: Converted, rows: Any, size: int, keep: str = "window") ->
     cache, parts = None, []
     for start in range(0, T, size):
         here = slice(start, start + size)
-        part, cache = model.trunk(model.trunk.embed(rows.tokens[:, here]), rows.positions[:, here], rows.documents[:, here], cache, keep)
+        part, cache = run_trunk(
+            model.trunk, embed(model.trunk, rows.tokens[:, here]), rows.positions[:, here], rows.documents[:, here], cache, keep
+        )
         parts.append(part)
     return torch.cat(parts, dim=1)
 
@@ -44,7 +47,7 @@ def test_documents_read_as_they_do_alone(family: str, attention: str, packed_row
     try:
         with torch.no_grad():
             plain = [read_packed(model, rows, T), read_packed(model, rows, 7), read_packed(model, rows, 3, "all")]
-            whole = model.trunk(model.trunk.embed(rows.tokens), rows.positions, rows.documents)[0]
+            whole = run_trunk(model.trunk, embed(model.trunk, rows.tokens), rows.positions, rows.documents)[0]
             fused = read(model, rows.tokens, 2, rows.positions, rows.documents)
             exact = read(damped, rows.tokens, "exact", rows.positions, rows.documents)
             for i, row in enumerate(LENGTHS):
@@ -64,15 +67,15 @@ def test_documents_read_as_they_do_alone(family: str, attention: str, packed_row
 def test_no_gradient_crosses_a_document(family: str, packed_rows: Any) -> None:
     """Not through attention, not through feedback, not through a cache: the gradient is zero, not small."""
     model, rows = converted(family), packed_rows(LENGTHS)
-    embeddings = model.trunk.embed(rows.tokens).detach().requires_grad_()
-    whole = model.trunk(embeddings, rows.positions, rows.documents)[0]
-    first, cache = model.trunk(embeddings[:, :9], rows.positions[:, :9], rows.documents[:, :9], keep="all")
-    second, _ = model.trunk(embeddings[:, 9:], rows.positions[:, 9:], rows.documents[:, 9:], cache)
-    model.trunk.embed = lambda tokens: embeddings  # what the passes start from
+    embeddings = embed(model.trunk, rows.tokens).detach().requires_grad_()
+    whole = run_trunk(model.trunk, embeddings, rows.positions, rows.documents)[0]
+    first, cache = run_trunk(model.trunk, embeddings[:, :9], rows.positions[:, :9], rows.documents[:, :9], keep="all")
+    second, _ = run_trunk(model.trunk, embeddings[:, 9:], rows.positions[:, 9:], rows.documents[:, 9:], cache)
+    model.trunk.below = lambda *_: LowerOutput(embeddings, (), None)  # what the passes start from
     try:
         fused = read(model, rows.tokens, 2, rows.positions, rows.documents)
     finally:
-        del model.trunk.embed
+        del model.trunk.below
     for states in (whole, torch.cat([first, second], dim=1), fused):
         for i, row in enumerate(LENGTHS):
             for span in spans(row):
@@ -86,12 +89,12 @@ def test_no_gradient_crosses_a_document(family: str, packed_rows: Any) -> None:
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_recurrent_layers_refuse_packed_rows_and_take_padded_ones(family: str, packed_rows: Any) -> None:
     model, rows = converted(family), packed_rows([[9, -3], [-3, 9]])
-    inputs = model.trunk.embed(rows.tokens)
+    inputs = embed(model.trunk, rows.tokens)
     packed = packed_rows([[6, 6]])
     with pytest.raises(ValueError, match="cannot read several documents in one row: its state would cross between them"):
-        model.trunk(model.trunk.embed(packed.tokens), packed.positions, packed.documents)
+        run_trunk(model.trunk, embed(model.trunk, packed.tokens), packed.positions, packed.documents)
     with torch.no_grad():
-        states = model.trunk(inputs, rows.positions, rows.documents)[0]
+        states = run_trunk(model.trunk, inputs, rows.positions, rows.documents)[0]
         assert_near(states[0, :9], model.trunk.lm.base_model(input_ids=rows.tokens[:1, :9]).last_hidden_state[0])
         assert_near(states[1, 3:], model.trunk.lm.base_model(input_ids=rows.tokens[1:, 3:]).last_hidden_state[0])
 
@@ -100,4 +103,4 @@ def test_attention_without_masks_refuses_packed_rows(packed_rows: Any) -> None:
     model, rows = Converted(build("llama")), packed_rows(LENGTHS)
     model.trunk.lm.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="need attn_implementation 'sdpa' or 'eager': 'flash_attention_2' takes no masks for them"):
-        model.trunk(model.trunk.embed(rows.tokens), rows.positions, rows.documents)
+        run_trunk(model.trunk, embed(model.trunk, rows.tokens), rows.positions, rows.documents)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullband.feedback.passes import read
 from fullband.trunk.huggingface import HuggingFaceTrunk
 from fullband.trunk.residual import residuals
+from reference.seam import embed, read, run_trunk
 from trunk.huggingface.families import (
     CONTEXT,
     DENSE,
@@ -33,7 +33,7 @@ def read_in_pieces(trunk: HuggingFaceTrunk, inputs: Tensor, size: int, keep: str
     cache, parts = None, []
     for start in range(0, inputs.shape[1], size):
         here = slice(start, start + size)
-        part, cache = trunk(inputs[:, here], None if positions is None else positions[:, here], None, cache, keep)
+        part, cache = run_trunk(trunk, inputs[:, here], None if positions is None else positions[:, here], None, cache, keep)
         parts.append(part)
     return torch.cat(parts, dim=1)
 
@@ -43,14 +43,14 @@ def test_plain_reading_is_the_source_bit_for_bit(family: str) -> None:
     model = Converted(build(family, dtype=torch.float32))
     trunk, tokens = model.trunk, random_tokens(3, T)
     with torch.no_grad():
-        assert torch.equal(trunk.logits(trunk(trunk.embed(tokens))[0]), trunk.lm(input_ids=tokens).logits)
+        assert torch.equal(trunk.head(run_trunk(trunk, embed(trunk, tokens))[0]), trunk.lm(input_ids=tokens).logits)
         mask = torch.ones_like(tokens)
         mask[0, :5], mask[1, :1] = 0, 0
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         source = trunk.lm(input_ids=tokens, attention_mask=mask, position_ids=positions).logits
-        ours = trunk.logits(trunk(trunk.embed(tokens), positions, mask - 1)[0])
+        ours = trunk.head(run_trunk(trunk, embed(trunk, tokens), positions, mask - 1)[0])
     assert torch.equal(ours[mask > 0], source[mask > 0])
-    torch.testing.assert_close(torch.nn.functional.linear(trunk.embed(tokens), trunk.head_weight), trunk.logits(trunk.embed(tokens)))
+    torch.testing.assert_close(torch.nn.functional.linear(embed(trunk, tokens), trunk.head_weight), trunk.head(embed(trunk, tokens)))
 
 
 @every_family
@@ -59,11 +59,11 @@ def test_pieces_equal_the_whole(family: str, keep: str) -> None:
     """Pieces longer and shorter than the window, with positions per row, shared by all rows [1, T], and counted by the cache."""
     trunk, tokens = converted(family).trunk, random_tokens(2, T)
     with torch.no_grad():
-        inputs = trunk.embed(tokens)
+        inputs = embed(trunk, tokens)
         whole = trunk.lm.base_model(input_ids=tokens).last_hidden_state
         for size, positions in ((1, None), (2, torch.arange(T)[None]), (7, torch.arange(T).repeat(2, 1)), (T, torch.arange(T)[None])):
             assert_near(read_in_pieces(trunk, inputs, size, keep, positions), whole)
-        assert_near(trunk(inputs, torch.arange(T)[None])[0], whole)
+        assert_near(run_trunk(trunk, inputs, torch.arange(T)[None])[0], whole)
 
 
 @pytest.mark.parametrize("family", SLIDING)
@@ -71,12 +71,12 @@ def test_windows_are_the_sources(family: str) -> None:
     """What a sliding layer keeps does not change what is read; what it forgets cannot be cropped back to."""
     trunk, tokens = converted(family).trunk, random_tokens(1, 3 * WINDOW)
     with torch.no_grad():
-        inputs = trunk.embed(tokens)
-        _, window = trunk(inputs[:, : 2 * WINDOW], keep="window")
-        _, everything = trunk(inputs[:, : 2 * WINDOW], keep="all")
+        inputs = embed(trunk, tokens)
+        _, window = run_trunk(trunk, inputs[:, : 2 * WINDOW], keep="window")
+        _, everything = run_trunk(trunk, inputs[:, : 2 * WINDOW], keep="all")
         whole = trunk.lm.base_model(input_ids=tokens).last_hidden_state[:, 2 * WINDOW :]
         for cache in (window, everything, everything.trim(), everything.crop(2 * WINDOW - 1).fork()):
-            assert_near(trunk(inputs[:, cache.length :], cache=cache)[0][:, -WINDOW:], whole)
+            assert_near(run_trunk(trunk, inputs[:, cache.length :], cache=cache)[0][:, -WINDOW:], whole)
     assert {layer.held for layer in window.layers if layer.window is not None} == {WINDOW - 1}
     assert window.bytes < everything.bytes
     with pytest.raises(ValueError, match="a sliding layer kept only slots 6 and later"):
@@ -89,14 +89,14 @@ def test_reading_changes_no_cache(family: str) -> None:
     trunk, tokens = converted(family).trunk, random_tokens(2, T)
     other = tokens.roll(1, dims=0).flip(1)
     with torch.no_grad():
-        _, cache = trunk(trunk.embed(tokens[:, :6]), keep="window")
+        _, cache = run_trunk(trunk, embed(trunk, tokens[:, :6]), keep="window")
         before = [tensor.clone() for layer in cache.layers for tensor in layer.tensors]
         caches, tops = [cache.fork(), cache.fork()], [[], []]
         for t in range(6, T):
             for i, row in enumerate((tokens, other)):
-                top, caches[i] = trunk(trunk.embed(row[:, t : t + 1]), cache=caches[i], keep="window")
+                top, caches[i] = run_trunk(trunk, embed(trunk, row[:, t : t + 1]), cache=caches[i], keep="window")
                 tops[i].append(top)
-        trunk(trunk.embed(other), cache=cache)  # read and forgotten
+        run_trunk(trunk, embed(trunk, other), cache=cache)  # read and forgotten
         for i, row in enumerate((tokens, other)):
             joined = torch.cat([tokens[:, :6], row[:, 6:]], dim=1)
             assert_near(torch.cat(tops[i], dim=1), trunk.lm.base_model(input_ids=joined).last_hidden_state[:, 6:])
@@ -108,13 +108,13 @@ def test_reading_changes_no_cache(family: str) -> None:
 def test_a_decoding_step_copies_no_keys(family: str) -> None:
     trunk, tokens = converted(family).trunk, random_tokens(1, T)
     with torch.no_grad():
-        _, cache = trunk(trunk.embed(tokens[:, :8]), keep="all")
-        _, cache = trunk(trunk.embed(tokens[:, 8:9]), cache=cache, keep="all")  # makes room to grow
+        _, cache = run_trunk(trunk, embed(trunk, tokens[:, :8]), keep="all")
+        _, cache = run_trunk(trunk, embed(trunk, tokens[:, 8:9]), cache=cache, keep="all")  # makes room to grow
         attention = [i for i, layer in enumerate(cache.layers) if hasattr(layer, "keys")]
         assert attention
         places = [cache.layers[i].keys.tensor.data_ptr() for i in attention]
         for t in range(9, T):
-            _, cache = trunk(trunk.embed(tokens[:, t : t + 1]), cache=cache, keep="all")
+            _, cache = run_trunk(trunk, embed(trunk, tokens[:, t : t + 1]), cache=cache, keep="all")
         assert [cache.layers[i].keys.tensor.data_ptr() for i in attention] == places
 
 
@@ -122,10 +122,10 @@ def test_a_decoding_step_copies_no_keys(family: str) -> None:
 def test_rows_of_a_cache_can_be_selected_and_repeated(family: str) -> None:
     trunk, tokens = converted(family).trunk, random_tokens(3, T)
     with torch.no_grad():
-        _, cache = trunk(trunk.embed(tokens[:, :8]), keep="window")
+        _, cache = run_trunk(trunk, embed(trunk, tokens[:, :8]), keep="window")
         for rows in (torch.tensor([2, 0, 2, 1]), torch.arange(3).repeat_interleave(2)):
             chosen = cache.select(rows) if len(rows) == 4 else cache.repeat(2)
-            states, _ = trunk(trunk.embed(tokens[rows, 8:]), cache=chosen)
+            states, _ = run_trunk(trunk, embed(trunk, tokens[rows, 8:]), cache=chosen)
             assert_near(states, trunk.lm.base_model(input_ids=tokens[rows]).last_hidden_state[:, 8:])
     assert cache.batch == 3 and cache.length == 8
 
@@ -136,10 +136,10 @@ def test_a_position_that_restarts_is_no_new_document_without_documents(family: s
     trunk, tokens = converted(family).trunk, random_tokens(1, T)
     positions = torch.cat([torch.arange(4), torch.arange(T - 4)])[None]
     with torch.no_grad():
-        inputs = trunk.embed(tokens)
-        whole = trunk(inputs, positions)[0]
+        inputs = embed(trunk, tokens)
+        whole = run_trunk(trunk, inputs, positions)[0]
         assert_near(read_in_pieces(trunk, inputs, 3, "window", positions), whole)
-        moved = trunk(torch.cat([inputs[:, :2] + 1, inputs[:, 2:]], dim=1), positions)[0]
+        moved = run_trunk(trunk, torch.cat([inputs[:, :2] + 1, inputs[:, 2:]], dim=1), positions)[0]
     assert (moved - whole)[:, 4].abs().max() > 1e-3
 
 
@@ -147,7 +147,7 @@ def test_a_position_that_restarts_is_no_new_document_without_documents(family: s
 def test_residual_stream(family: str) -> None:
     trunk, tokens = converted(family).trunk, random_tokens(2, 4)
     with torch.no_grad(), residuals(trunk) as seen:
-        trunk(trunk.embed(tokens))
+        run_trunk(trunk, embed(trunk, tokens))
     depths = [streams[0] for streams in seen]
     assert len(depths) == 3 and all(stream.shape == (2, 4, 16) for stream in depths)
     assert all((a - b).abs().max() > 1e-3 for a, b in pairwise(depths))
@@ -157,7 +157,7 @@ def test_residual_stream(family: str) -> None:
 def test_embedding_scale_is_the_sources(family: str) -> None:
     """Fused inputs come at the root mean square that plain ones have on average, whatever the scale of what was fused."""
     trunk = converted(family).trunk
-    plain = trunk.embed(torch.arange(trunk.vocab_size)).detach()
+    plain = embed(trunk, torch.arange(trunk.vocab_size)).detach()
     expected = float(plain.square().mean().sqrt())
     assert trunk.calibrate() == pytest.approx(expected, rel=1e-6)
     assert trunk.calibrate(torch.tensor([[3, 4]])) == pytest.approx(float(plain[3:5].square().mean().sqrt()), rel=1e-6)
@@ -176,11 +176,11 @@ def test_bfloat16_and_autocast(family: str) -> None:
     with torch.no_grad():
         expected = read(precise, tokens, 1)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            embeddings = precise.trunk.embed(tokens)
-            assert precise.fusion(embeddings, embeddings, precise.trunk.input_norm).dtype == torch.float32
+            embeddings = embed(precise.trunk, tokens)
+            assert precise.connection.merge(embeddings, embeddings, precise.trunk).dtype == torch.float32
             under = read(precise, tokens, 1)
         halved = read(rough, tokens, 1)
-    assert halved.dtype == torch.bfloat16 and rough.trunk.input_norm(rough.trunk.embed(tokens)).dtype == torch.bfloat16
+    assert halved.dtype == torch.bfloat16 and rough.trunk.input_norm(embed(rough.trunk, tokens)).dtype == torch.bfloat16
     for found in (under, halved):
         error = (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
         assert error.median() < 0.15, error.median()

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fullband.feedback.loss import IGNORE, multipass_loss
 from fullband.feedback.multipass import Jitter, PassStates, multipass, multipass_reference
-from fullband.feedback.passes import fused_pass
+from fullband.layout import Layout
+from reference.seam import embed, fused_pass, run_trunk
 from trunk.huggingface.families import DENSE, FAMILIES, HYBRIDS, SLIDING, WINDOW, Converted, assert_near, build, converted, random_tokens
 
 T = 4 * WINDOW + 1
@@ -23,8 +24,8 @@ ORDERS = pytest.mark.parametrize("prefixes", [UP, DOWN], ids=["p2 < p3", "p2 > p
 def evaluate(model: Converted, rows: Any, packed: bool, compute: Any, prefixes: Any, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """(objective, gradients by name) with jitter and uneven label masks."""
     jitter = Jitter(0.1, seed=3, step=11, rows=torch.arange(len(rows.tokens)))
-    place = (rows.positions, rows.documents) if packed else (None, None)
-    outputs = compute(model, rows.tokens, prefixes, *place, jitter, **options)
+    layout = Layout(rows.positions, rows.documents) if packed else Layout()
+    outputs = compute(model, rows.tokens, prefixes, layout, jitter, **options)
     loss = multipass_loss(outputs, model.trunk.head_weight, rows.targets, float((rows.targets != IGNORE).sum()), 0.7, 0.1, chunk_logits=200)
     model.zero_grad()
     loss.objective.backward()
@@ -45,7 +46,7 @@ def test_law_3_reuse_equals_the_naive_passes(family: str, prefixes: list[int], p
     model, rows = converted(family), packed_rows(PACKED if family in DENSE else [[T], [T]])
     packed = family in DENSE
     slow = evaluate(model, rows, packed, multipass_reference, prefixes)
-    assert min(slow[1][name].abs().max() for name in ("fusion.state.weight", "fusion.gate.weight")) > 1e-4
+    assert min(slow[1][name].abs().max() for name in ("connection.mergers.0.state.weight", "connection.mergers.0.gate.weight")) > 1e-4
     for pieces in (False, True) if packed else (None,):
         assert distance(evaluate(model, rows, packed, multipass, prefixes, pieces=pieces), slow) < 1e-6
 
@@ -64,10 +65,10 @@ def test_gradients_flow_through_recurrent_states(family: str) -> None:
     trunk, tokens = converted(family).trunk, random_tokens(2, 9)
 
     def gradient(cuts: list[int]) -> Tensor:
-        inputs = trunk.embed(tokens).detach().requires_grad_()
+        inputs = embed(trunk, tokens).detach().requires_grad_()
         cache, parts = None, []
         for start, stop in zip([0, *cuts], [*cuts, 9], strict=True):
-            part, cache = trunk(inputs[:, start:stop], cache=cache, keep="all")
+            part, cache = run_trunk(trunk, inputs[:, start:stop], cache=cache, keep="all")
             parts.append(part)
         return torch.autograd.grad((torch.cat(parts, 1)[:, 6:] ** 2).sum(), inputs)[0]
 
@@ -75,7 +76,7 @@ def test_gradients_flow_through_recurrent_states(family: str) -> None:
     assert whole[:, 0].abs().max() > 1e-3
     for cuts in ([4], [1, 3, 6], [2, 4, 7]):
         torch.testing.assert_close(gradient(cuts), whole, rtol=0, atol=1e-6 * float(whole.abs().max()))
-    with pytest.raises(ValueError, match="read a single token without gradients"):
+    with pytest.raises(ValueError, match="run a single token without gradients"):
         gradient([4, 5])
 
 
@@ -92,18 +93,18 @@ def test_no_piece_is_a_single_position() -> None:
                     assert_near(ours.states, naive.states[:, ours.start :])
 
 
-def wrong(model: Converted, tokens: Tensor, prefixes: Any, positions: Any, documents: Any, jitter: Any, mistake: str) -> list[PassStates]:
+def wrong(model: Converted, tokens: Tensor, prefixes: Any, layout: Layout, jitter: Any, mistake: str) -> list[PassStates]:
     """Multi-pass by pieces, with one of the mistakes that reuse invites."""
-    embeddings = model.trunk.embed(tokens)
+    embeddings, positions, documents = embed(model.trunk, tokens), layout.positions_BT, layout.documents_BT
 
     def piece(x: Any, here: slice) -> Any:
         return None if x is None else x[:, here]
 
     def read_plain(cut: int) -> Any:
         here = slice(0, cut)
-        return model.trunk(embeddings[:, here], piece(positions, here), piece(documents, here), keep="all")[1]
+        return run_trunk(model.trunk, embeddings[:, here], piece(positions, here), piece(documents, here), keep="all")[1]
 
-    plain, _ = model.trunk(embeddings, positions, documents)
+    plain, _ = run_trunk(model.trunk, embeddings, positions, documents)
     outputs, previous, inputs_before = [PassStates(1, 0, tokens.shape[1] - 1, plain)], plain, None
     for k, p in enumerate(prefixes, start=2):
         start, here = p + 1, slice(p + 1, None)
@@ -156,17 +157,17 @@ def test_gradient_checkpointing_takes_the_naive_passes(family: str, packed_rows:
     lm = model.trunk.lm
     enable = lm.activation_checkpointing_enable if hasattr(lm, "activation_checkpointing_enable") else lm.gradient_checkpointing_enable
     enable()
-    assert not model.trunk.reuses
+    assert not model.trunk.supports_prefix_reuse
     with pytest.warns(UserWarning, match="prefixes are not reused, .*: its activation checkpointing drops the cache"):
         found = evaluate(model, rows, False, multipass, UP)
     assert distance(found, expected) < 1e-6
     with pytest.raises(ValueError, match="gradient checkpointing drops the cache"):
-        model.trunk(model.trunk.embed(rows.tokens), keep="all")
+        run_trunk(model.trunk, embed(model.trunk, rows.tokens), keep="all")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         multipass(model, rows.tokens, [])  # one pass has nothing to reuse
         model.eval()
-        assert model.trunk.reuses
+        assert model.trunk.supports_prefix_reuse
         multipass(model, rows.tokens, UP)
 
 
@@ -175,7 +176,7 @@ def test_dropout_takes_the_naive_passes() -> None:
     tokens = random_tokens(2, T)
     for family, rate in (("gpt2", "resid_pdrop"), ("llama", "attention_dropout")):
         model = Converted(build(family, **{rate: 0.1}))
-        assert not model.trunk.dropout
+        assert not model.trunk.draws_dropout
         model.train()
         with pytest.warns(UserWarning, match="prefixes are not reused, .*: it draws dropout anew in each pass"):
             outputs = multipass(model, tokens, [5])
@@ -184,4 +185,4 @@ def test_dropout_takes_the_naive_passes() -> None:
         assert [output.start for output in multipass(model, tokens, [5])] == [0, 6]
     quiet = Converted(build("gpt2"))
     quiet.train()
-    assert not quiet.trunk.dropout
+    assert not quiet.trunk.draws_dropout

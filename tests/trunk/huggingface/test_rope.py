@@ -9,10 +9,10 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from fullband.decode import generate, prefill, resolve_mode, step
-from fullband.feedback.passes import read
 from fullband.hf import attach
 from fullband.trunk.huggingface.rope import fixed_angles
 from reference.decoding import reference_tops
+from reference.seam import embed, read, run_trunk
 from trunk.huggingface.families import CONTEXT, Converted, assert_near, build, random_tokens, run_source
 
 CHANGE = 16  # tokens up to which the angles are fixed
@@ -61,15 +61,15 @@ def test_beyond_it_is_refused_by_name(family: str) -> None:
     model, kind = made(family), CASES[family][0]
     trunk, tokens = model.trunk, random_tokens(2, CHANGE + 1)
     message = f"context of {CHANGE} \\('{family}' turns positions by other angles in longer texts: its rope_type is '{kind}'\\)"
-    inputs = trunk.embed(tokens)
-    _, cache = trunk(inputs[:, :CHANGE], keep="all")
+    inputs = embed(trunk, tokens)
+    _, cache = run_trunk(trunk, inputs[:, :CHANGE], keep="all")
     for beyond in (
         lambda: read(model, tokens, 1),
         lambda: read(model, tokens),
         lambda: prefill(model, [tokens[0].tolist(), [3, 4]]),
-        lambda: trunk(inputs),
-        lambda: trunk(inputs[:, CHANGE:], cache=cache),
-        lambda: trunk(inputs[:, :4], torch.arange(CHANGE - 3, CHANGE + 1)[None]),
+        lambda: run_trunk(trunk, inputs),
+        lambda: run_trunk(trunk, inputs[:, CHANGE:], cache=cache),
+        lambda: run_trunk(trunk, inputs[:, :4], torch.arange(CHANGE - 3, CHANGE + 1)[None]),
     ):
         with pytest.raises(ValueError, match=message):
             beyond()
@@ -81,10 +81,10 @@ def test_beyond_it_is_refused_by_name(family: str) -> None:
         generate(model, [p], "soft", max_new_tokens=CHANGE - 9, stop_ids=())[0].tokens for p in prompts
     ]
     trunk.context, trunk.context_note = CONTEXT, ""  # what would happen
-    inputs = trunk.embed(random_tokens(2, CHANGE + 6))
-    whole = trunk(inputs)[0]
-    _, cache = trunk(inputs[:, :CHANGE], keep="all")
-    assert (trunk(inputs[:, CHANGE:], cache=cache)[0] - whole[:, CHANGE:]).abs().max() > 1e-2
+    inputs = embed(trunk, random_tokens(2, CHANGE + 6))
+    whole = run_trunk(trunk, inputs)[0]
+    _, cache = run_trunk(trunk, inputs[:, :CHANGE], keep="all")
+    assert (run_trunk(trunk, inputs[:, CHANGE:], cache=cache)[0] - whole[:, CHANGE:]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("family", ["phi3", "llama"])

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fullband.config import FeedbackPasses
 from fullband.decode import generate_texts
 from fullband.evaluate.generative.problems import Problem
 from fullband.evaluate.harness.text import HarnessText
 from fullband.evaluate.journal import Journal
 from fullband.feedback.passes import FeedbackModel
+from fullband.feedback_config import FeedbackPasses
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from fullband.config import FeedbackPasses
 from fullband.data.chat_template import Message
 from fullband.decode import generate_texts, resolve_mode
 from fullband.evaluate.harness.scoring import Continuation, Score, score_continuations
@@ -23,6 +22,7 @@ from fullband.evaluate.harness.tasks import first_line
 from fullband.evaluate.harness.text import HarnessText
 from fullband.evaluate.journal import Journal
 from fullband.feedback.passes import FeedbackModel
+from fullband.feedback_config import FeedbackPasses
 
 MAX_NEW_TOKENS = 256  # of tasks that do not say, as in lm-eval's own models
 BATCH_ROWS = 8
@@ -75,7 +75,7 @@ class FullBandLM(TemplateLM):
         self.readings: Sequence[Reading] = ()
         self.journal = Journal()
         self.watch: Callable[[int, int], None] | None = None
-        self._device = self.model.trunk.head_weight.device
+        self._device = self.model.trunk.device
 
     @property
     def eot_token_id(self) -> int:

@@ -16,7 +16,7 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from fullband.trunk.cache import Slots
+from fullband.trunk.cache import Slots, joined_documents
 from fullband.trunk.huggingface.layers import AttentionLayer, AttentionPast, RecurrentPast
 
 LayerPast = AttentionPast | RecurrentPast
@@ -24,22 +24,45 @@ LayerPast = AttentionPast | RecurrentPast
 
 @dataclass(frozen=True)
 class HuggingFaceCache:
-    """What the trunk remembers of `length` slots; the same operations as `trunk.cache.Cache`.
+    """What the trunk remembers of `length` slots, of all its layers or of a part of them. See `protocol.Cache`.
 
-    layers     the past of each layer
+    layers     the past of each layer of the part
     documents  document of every slot [B, length], -1 = padding; None = one document a row, no padding
+    first      the layer of the stack, counted from 0, that the part begins with
+    stack      empty pasts of all layers
     """
 
     layers: tuple[LayerPast, ...]
     length: int = 0
     documents: Slots | None = None
+    first: int = 0
+    stack: tuple[LayerPast, ...] = ()
 
     @classmethod
     def empty(cls, config: Any) -> HuggingFaceCache:
         """The cache of a model that has read nothing. Raises ValueError for kinds of layers that cannot be forked."""
         if "chunked_attention" in get_layer_types_and_kwargs(config.get_text_config(decoder=True))[0]:
             raise ValueError("it attends within chunks of the text, which this cache has no masks for")
-        return cls(tuple(_past(layer) for layer in DynamicCache(config=config).layers))
+        stack = tuple(_past(layer) for layer in DynamicCache(config=config).layers)
+        return cls(stack, stack=stack)
+
+    def part(self, first: int, last: int) -> HuggingFaceCache:
+        """An empty cache for layers first + 1 … last."""
+        return replace(self, layers=self.stack[first:last], first=first)
+
+    @property
+    def whole(self) -> list[LayerPast]:
+        """A past for every layer of the stack. Layers of other parts are not run; theirs only tell transformers how long the past is."""
+        return [
+            self.layers[i - self.first] if 0 <= i - self.first < len(self.layers) else self._stand_in(i) for i in range(len(self.stack))
+        ]
+
+    def _stand_in(self, layer: int) -> LayerPast:
+        empty = self.stack[layer]
+        if isinstance(empty, RecurrentPast):
+            return empty
+        alike = (past for past in self.layers if isinstance(past, AttentionPast) and past.window == empty.window)
+        return next(alike, replace(empty, length=self.length))
 
     @property
     def recurrent(self) -> bool:
@@ -50,22 +73,34 @@ class HuggingFaceCache:
         return self.layers[0].tensors[0].shape[0]
 
     @property
+    def device(self) -> torch.device:
+        return self.layers[0].tensors[0].device
+
+    @property
     def bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for layer in self.layers for tensor in layer.tensors)
 
     def lend(self) -> TransformersCache:
         """A transformers cache to read from and extend; this one stays as it is."""
-        return TransformersCache(layers=[AttentionLayer(p) if isinstance(p, AttentionPast) else p.layer() for p in self.layers])
+        return TransformersCache(layers=[AttentionLayer(p) if isinstance(p, AttentionPast) else p.layer() for p in self.whole])
 
     def take_back(self, lent: Any, added: int, documents: Slots | None, trim: bool) -> HuggingFaceCache:
         """This cache and the `added` slots that a lent one has read since."""
         padded_B = None if documents is None else documents.tensor[:, -1] < 0
+        own = lent.layers[self.first : self.first + len(self.layers)]
         layers = tuple(
             past.read(layer, padded_B) if isinstance(past, RecurrentPast) else layer.past
-            for past, layer in zip(self.layers, lent.layers, strict=True)
+            for past, layer in zip(self.layers, own, strict=True)
         )
-        cache = HuggingFaceCache(layers, self.length + added, documents)
+        cache = replace(self, layers=layers, length=self.length + added, documents=documents)
         return cache.trim() if trim else cache
+
+    def join(self, others: list[HuggingFaceCache]) -> HuggingFaceCache:
+        """The rows of all, padded on the left to one length."""
+        caches: list[Any] = [self, *others]
+        length = max(cache.length for cache in caches)
+        layers = tuple(layer.join([other.layers[i] for other in others], length) for i, layer in enumerate(self.layers))  # type: ignore[misc]
+        return replace(self, layers=layers, length=length, documents=joined_documents(caches, length))
 
     def fork(self) -> HuggingFaceCache:
         """An independent continuation: recurrent states are cloned when they are lent, everything else is immutable."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from fullband.layout import Layout
 from fullband.trunk.huggingface.cache import HuggingFaceCache
 from fullband.trunk.huggingface.layers import RecurrentPast
 from fullband.trunk.huggingface.trunk import Adaptation, HuggingFaceTrunk
@@ -74,7 +75,7 @@ def _compare(lm: PreTrainedModel) -> Adaptation:
     for embedding_multiplier in dict.fromkeys((1.0, float(getattr(lm.config, "embedding_multiplier", None) or 1.0))):
         trunk = HuggingFaceTrunk(lm, Adaptation(embedding_multiplier))
         with _read_as("its embeddings without its tokens"):
-            states = trunk(trunk.embed(tokens))[0]
+            states = trunk.above(trunk.below(tokens).x_BTD).top_BTD
         if _near(states, hidden):
             break
     else:
@@ -82,22 +83,49 @@ def _compare(lm: PreTrainedModel) -> Adaptation:
     if states.shape[-1] != trunk.width:
         raise ValueError(f"its embeddings are {trunk.width} wide and its states {states.shape[-1]}: the fusion takes both at one width")
     trunk.adaptation = _with_head(trunk, states, expected)
-    if not torch.equal(found := trunk.logits(states), expected) and torch.equal(lm(input_ids=tokens, use_cache=False).logits, expected):
+    if not torch.equal(found := trunk.head(states), expected) and torch.equal(lm(input_ids=tokens, use_cache=False).logits, expected):
         apart = float((found.double() - expected.double()).abs().max())
         raise ValueError(f"without feedback it would not be itself, bit for bit: logits differ by up to {apart:.1e}")
     with _read_as("inputs that are no token's embedding"):
-        moved = trunk(trunk.embed(tokens) * (1 + 2**-7))[0]
+        moved = trunk.above(trunk.below(tokens).x_BTD * (1 + 2**-7)).top_BTD
     if not (moved - hidden).abs().max() <= 0.5 * hidden.abs().max():
         raise ValueError("a small change of its inputs changes its states altogether")
     with _read_as("a text in pieces"):
         pieces, padded = _in_pieces(trunk, tokens, padding=0), _in_pieces(trunk, tokens, padding=PADDING)
     with _read_as("a text into a cache"):
-        _, whole = trunk(trunk.embed(tokens), keep="window")
+        whole = trunk.above(trunk.below(tokens).x_BTD, keep="window").cache
     if not _near(pieces[0], hidden) or not _remember_alike(pieces[1], whole):
         raise ValueError("reading a text in pieces differs from reading it whole")
     if not _near(padded[0][:1], hidden[:1]):
         raise ValueError("a text reads differently behind padding")
     return trunk.adaptation
+
+
+@torch.no_grad()
+def check_cut(trunk: HuggingFaceTrunk) -> None:
+    """Whether the stack can be cut where the trunk is connected: what lies above the entry, run on what lies below gives, is the whole
+    stack, at once and in pieces through the two caches. Raises ValueError in one sentence that names the model type."""
+    if not trunk.entry and not trunk.sources:
+        return
+    tokens = (torch.arange(2 * LENGTH, device=trunk.device) * 7919 % trunk.vocab_size).view(2, LENGTH)
+    with evaluating(trunk):
+        try:
+            with _read_as("a part of its layers"):
+                expected = trunk.lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+                lower, upper, parts = None, None, []
+                for here in (slice(0, 5), slice(5, 6), slice(6, LENGTH)):
+                    x_BTD, _, lower = trunk.below(tokens[:, here], cache=lower, keep="window")
+                    part, carried, upper = trunk.above(x_BTD, cache=upper, keep="window")
+                    parts.append(part)
+                whole = trunk.above(trunk.below(tokens).x_BTD).top_BTD
+            if not (_near(whole, expected) and _near(torch.cat(parts, dim=1), expected)):
+                raise ValueError(f"its layers below depth {trunk.entry} cannot be left out of a pass: use entry 0")
+            above = sum(depth >= trunk.entry for depth in trunk.sources)
+            if len(carried) != above or len(trunk.below(tokens).carried) != len(trunk.sources) - above:
+                raise ValueError("the residual stream at the source depths cannot be seen: use the source 'top'")
+        except ValueError as error:
+            kind = getattr(trunk.lm.config, "model_type", type(trunk.lm).__name__)
+            raise ValueError(f"'{kind}' cannot be connected so: {error}") from None
 
 
 def _remember_alike(pieces: HuggingFaceCache, whole: HuggingFaceCache) -> bool:
@@ -120,7 +148,8 @@ def _in_pieces(trunk: HuggingFaceTrunk, tokens_BT: Tensor, padding: int) -> tupl
     cache, parts = None, []
     for start, stop in pairwise(cuts):
         here = slice(start, stop)
-        part, cache = trunk(trunk.embed(tokens[:, here]), positions[:, here], documents[:, here] if padding else None, cache, keep="window")
+        layout = Layout(positions[:, here], documents[:, here] if padding else None)
+        part, _, cache = trunk.above(trunk.below(tokens[:, here]).x_BTD, layout, cache, keep="window")
         parts.append(part)
     return torch.cat(parts, dim=1)[:, padding:], cache
 
@@ -153,7 +182,7 @@ def _with_head(trunk: HuggingFaceTrunk, states: Tensor, expected: Tensor) -> Ada
     """The trunk's adaptation with the factor between head(states) and the source's logits, as the source computes it: of the numbers in its
     config that fit, and of their places, what gives its logits to the bit, else what comes nearest. Raises ValueError if nothing fits."""
     with _read_as("its states with its head"):
-        plain = trunk.logits(states)
+        plain = trunk.head(states)
     if plain.shape != expected.shape:
         raise ValueError("its logits are not head(last hidden state)")
     measured = float((plain.double() * expected.double()).sum() / plain.double().square().sum())
@@ -165,7 +194,7 @@ def _with_head(trunk: HuggingFaceTrunk, states: Tensor, expected: Tensor) -> Ada
             tried += [replace(trunk.adaptation, logit_divisor=value), replace(trunk.adaptation, state_divisor=value)]
     errors = {}
     for adaptation in (*tried, replace(trunk.adaptation, logit_multiplier=measured)):
-        found = HuggingFaceTrunk(trunk.lm, adaptation).logits(states)
+        found = HuggingFaceTrunk(trunk.lm, adaptation).head(states)
         if torch.equal(found, expected):
             return adaptation
         if _near(found, expected):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from fullband.trunk.cache import Slots
+from fullband.trunk.cache import Slots, joined
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,12 @@ class AttentionPast:
 
     def select(self, rows: Tensor) -> AttentionPast:
         return self._with(self.length, lambda slots: slots.rows(rows, row_dim=0))
+
+    def join(self, others: list[AttentionPast], length: int) -> AttentionPast:
+        """The rows of all, of `length` slots, zeros before the shorter ones."""
+        pasts = [self, *others]
+        keys, values = ([getattr(past, name) for past in pasts] for name in ("keys", "values"))
+        return replace(self, length=length, keys=joined(keys, row_dim=0), values=joined(values, row_dim=0))
 
     def gather(self, index_BS: Tensor) -> AttentionPast:
         """Each row's slots in another order. Raises ValueError if some are forgotten."""
@@ -131,6 +137,18 @@ class RecurrentPast:
         for name in ("keys", "values"):
             if isinstance(getattr(layer, name, None), Tensor):
                 setattr(layer, name, getattr(layer, name).index_select(0, rows))
+        return RecurrentPast(layer)
+
+    def join(self, others: list[RecurrentPast], length: int) -> RecurrentPast:
+        """The rows of all; keys and values, of layers that have them too, with zeros before the shorter ones."""
+        pasts = [self, *others]
+        layer = self._changed(lambda state: state)
+        for own, *rest in zip(_states(layer), *(_states(past._layer) for past in others), strict=True):
+            own.update({i: torch.cat([state, *(more[i] for more in rest)]) for i, state in own.items() if isinstance(state, Tensor)})
+        for name in ("keys", "values"):
+            held: list[Any] = [getattr(past._layer, name, None) for past in pasts]
+            if all(isinstance(tensor, Tensor) for tensor in held):
+                setattr(layer, name, joined([Slots.of(tensor, -2) for tensor in held], row_dim=0).tensor)
         return RecurrentPast(layer)
 
     def trim(self) -> RecurrentPast:

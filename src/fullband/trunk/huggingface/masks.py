@@ -26,7 +26,7 @@ def document_masks(
     document like others, so that no query sees nothing at all.
     """
     masks: dict[str, Tensor] = {}
-    for layer, kind in zip(cache.layers, layer_types, strict=True):
+    for layer, kind in zip(cache.whole, layer_types, strict=True):
         assert isinstance(layer, AttentionPast)
         if kind not in masks:
             seen = _seen(layer, documents_BS, added)

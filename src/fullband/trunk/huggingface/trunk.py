@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from fullband.layout import NOWHERE, Layout
 from fullband.trunk.cache import Slots, extend_documents
 from fullband.trunk.huggingface.cache import HuggingFaceCache
 from fullband.trunk.huggingface.masks import document_masks, is_packed
 from fullband.trunk.huggingface.rope import fixed_angles
-from fullband.trunk.protocol import Keep
+from fullband.trunk.huggingface.skip import passing_over
+from fullband.trunk.protocol import Keep, LowerOutput, Merge, TrunkOutput, check_depths
+from fullband.trunk.residual import watched
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,10 @@ class HuggingFaceTrunk(nn.Module):
             self.context_note = f" ('{config.model_type}' turns positions by other angles in longer texts: its rope_type is '{rope}')"
         self.layer_types = list(get_layer_types_and_kwargs(config)[0])
         empty = HuggingFaceCache.empty(config)
-        self.crops = not empty.recurrent
+        self.can_crop_cache = not empty.recurrent
         self._empty = empty
+        self.entry, self._in_tuples = 0, cast(bool | None, None)
+        self.sources: tuple[int, ...] = ()
         accepted = inspect.signature(self._stack.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.2x
         self.register_buffer("embedding_scale", torch.ones(()), persistent=True)
@@ -83,13 +90,13 @@ class HuggingFaceTrunk(nn.Module):
         return next(module for module in lists if len(module) == len(self.layer_types))
 
     @property
-    def reuses(self) -> bool:
+    def supports_prefix_reuse(self) -> bool:
         """Whether pass 1 can be read in pieces under autograd: transformers' gradient checkpointing drops the cache."""
         name = "is_activation_checkpointing" if hasattr(self.lm, "is_activation_checkpointing") else "is_gradient_checkpointing"
         return not (self.lm.training and getattr(self.lm, name, False))
 
     @property
-    def dropout(self) -> bool:
+    def draws_dropout(self) -> bool:
         """Whether reading draws random numbers: transformers' families keep the rates of dropout in module attributes, or in nn.Dropout."""
         return self.lm.training and any(_dropout_rate(module) > 0 for module in self.lm.modules())
 
@@ -98,23 +105,32 @@ class HuggingFaceTrunk(nn.Module):
         weight, factor = self.lm.get_output_embeddings().weight, self.adaptation.head_factor
         return weight if factor == 1 else weight * factor
 
-    def logits(self, states: Tensor) -> Tensor:
+    @property
+    def device(self) -> torch.device:
+        return self._embedding.weight.device
+
+    def head(self, top: Tensor) -> Tensor:
         """[..., V] from top states [..., D], computed as the source computes them."""
         by = self.adaptation
-        logits = self.lm.get_output_embeddings()(states if by.state_divisor == 1 else states / by.state_divisor)
+        logits = self.lm.get_output_embeddings()(top if by.state_divisor == 1 else top / by.state_divisor)
         logits = logits if by.logit_multiplier == 1 else logits * by.logit_multiplier
         return logits if by.logit_divisor == 1 else logits / by.logit_divisor
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        embeddings, factor = self._embedding(tokens_BT), self.adaptation.embedding_multiplier
-        return embeddings if factor == 1 else embeddings * factor
+    def embeddings(self, tokens_BT: Tensor) -> Tensor:
+        return self._embedding(tokens_BT)
+
+    def connect(self, entry: int, sources: tuple[int, ...]) -> None:
+        """Raises ValueError too for an entry inside a stack with recurrent layers, whose states and masks the parts would share."""
+        if entry and self._empty.recurrent:
+            raise ValueError("a stack with recurrent layers can't be entered inside: use entry 0")
+        self.entry, self.sources = check_depths(entry, sources, len(self.layers))
 
     @torch.no_grad()
     def calibrate(self, tokens: Tensor | None = None) -> float:
         """Measure `embedding_scale`: over `tokens` (any shape), or over the whole vocabulary. Returns it."""
         weight = self._embedding.weight
         tokens = torch.arange(self.vocab_size, device=weight.device) if tokens is None else tokens.flatten()
-        squares = [self.embed(part).double().square().mean(-1) for part in tokens.split(8192)]
+        squares = [self._scaled(self._embedding(part)).double().square().mean(-1) for part in tokens.split(8192)]
         self.embedding_scale.fill_(torch.cat(squares).mean().sqrt())
         return float(self.embedding_scale)
 
@@ -124,30 +140,77 @@ class HuggingFaceTrunk(nn.Module):
         precise = torch.promote_types(dtype, torch.float32)
         return (nn.functional.rms_norm(inputs_BTD.to(precise), (self.width,), eps=1e-6) * self.embedding_scale.to(precise)).to(dtype)
 
-    def forward(
+    @property
+    def _layers_in_tuples(self) -> bool:
+        """Whether layers return the residual stream in a tuple: seen once, on one token."""
+        if self._in_tuples is None:
+            seen: list[Any] = []
+            handle = self.layers[0].register_forward_hook(lambda module, given, output: seen.append(output))
+            try:
+                with torch.no_grad():
+                    self._stack(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
+            finally:
+                handle.remove()
+            self._in_tuples = isinstance(seen[0], tuple)
+        return self._in_tuples
+
+    def _scaled(self, embeddings: Tensor) -> Tensor:
+        factor = self.adaptation.embedding_multiplier
+        return embeddings if factor == 1 else embeddings * factor
+
+    def below(self, given: Tensor, layout: Layout = NOWHERE, cache: HuggingFaceCache | None = None, keep: Keep = "none") -> LowerOutput:
+        x = self._scaled(given if given.is_floating_point() else self._embedding(given))
+        if not self.entry:
+            return LowerOutput(x, (), None)
+        in_tuples = self._layers_in_tuples
+        carried: list[Tensor] = []
+        reached: list[Tensor] = []
+        with ExitStack() as stack:
+            for depth in (depth for depth in self.sources if depth < self.entry):
+                stack.enter_context(watched(self, depth, carried.append))
+            stack.enter_context(watched(self, self.entry, reached.append))
+            stack.enter_context(passing_over(self.layers[self.entry :], in_tuples))
+            _, cache = self._run(x, layout, cache or self._empty.part(0, self.entry), keep)
+        return LowerOutput(reached[0], tuple(carried), cache)
+
+    def above(
         self,
-        inputs_BTD: Tensor,
-        positions_BT: Tensor | None = None,
-        documents_BT: Tensor | None = None,
+        x_BTD: Tensor,
+        layout: Layout = NOWHERE,
         cache: HuggingFaceCache | None = None,
         keep: Keep = "none",
-    ) -> tuple[Tensor, HuggingFaceCache | None]:
+        merges: Mapping[int, Merge] | None = None,
+    ) -> TrunkOutput:
         """See the protocol. Raises ValueError for packed documents where they cannot be kept apart, for a cache under gradient
-        checkpointing, for one token behind a cache with recurrent layers where gradients are kept, and for positions at which a text's
-        earlier ones would turn by other angles (`fixed_angles`)."""
+        checkpointing, for one token after a cache with recurrent layers where gradients are kept, for positions at which a text's
+        earlier ones would turn by other angles (`fixed_angles`), and for several entries under gradient checkpointing."""
+        if merges and not self.supports_prefix_reuse:
+            raise ValueError("gradient checkpointing runs a layer again without what enters there: use one entry depth, or none of it")
+        in_tuples = bool(self.entry) and self._layers_in_tuples
+        carried: list[Tensor] = []
+        with ExitStack() as stack:
+            for depth, merge in (merges or {}).items():
+                stack.enter_context(watched(self, depth, merge))
+            for depth in (depth for depth in self.sources if depth >= self.entry):
+                stack.enter_context(watched(self, depth, carried.append))
+            if self.entry:
+                stack.enter_context(passing_over(self.layers[: self.entry], in_tuples, x_BTD))
+            top_BTD, cache = self._run(x_BTD, layout, cache or self._empty.part(self.entry, len(self.layers)), keep)
+        return TrunkOutput(top_BTD, tuple(carried), cache)
+
+    def _run(self, inputs_BTD: Tensor, layout: Layout, past: HuggingFaceCache, keep: Keep) -> tuple[Tensor, HuggingFaceCache | None]:
+        """The stack over these inputs, through the layers that are not passed over."""
         batch, added, _ = inputs_BTD.shape
-        uses_cache = keep != "none" or cache is not None
-        if uses_cache and not self.reuses:
-            raise ValueError("gradient checkpointing drops the cache of a Hugging Face trunk: only whole rows can be read under it")
-        if cache is not None and cache.recurrent and added == 1 and torch.is_grad_enabled():
-            raise ValueError(
-                "recurrent layers read a single token without gradients: use torch.no_grad(), or pieces of at least two tokens"
-            )
-        documents = extend_documents(cache, documents_BT, batch, added, inputs_BTD.device)
-        past = cache or self._empty
+        positions_BT = layout.positions_BT
+        uses_cache = keep != "none" or past.length > 0
+        if uses_cache and not self.supports_prefix_reuse:
+            raise ValueError("gradient checkpointing drops the cache of a Hugging Face trunk: only whole rows can be run under it")
+        if past.length and past.recurrent and added == 1 and torch.is_grad_enabled():
+            raise ValueError("recurrent layers run a single token without gradients: use torch.no_grad(), or pieces of at least two tokens")
+        documents = extend_documents(past if past.length else None, layout.documents_BT, batch, added, inputs_BTD.device)
         arguments: dict[str, Any] = {"attention_mask": self._mask(past, documents, added, inputs_BTD.dtype), "use_cache": uses_cache}
-        if positions_BT is None and cache is not None:  # not every family counts them itself
-            positions_BT = torch.arange(cache.length, cache.length + added, device=inputs_BTD.device)[None]
+        if positions_BT is None and past.length:  # not every family counts them itself
+            positions_BT = torch.arange(past.length, past.length + added, device=inputs_BTD.device)[None]
         if self.context_note:
             length = added if positions_BT is None else int(positions_BT.max()) + 1
             if length > self.context:
@@ -158,11 +221,10 @@ class HuggingFaceTrunk(nn.Module):
                 arguments["attention_mask"] = inputs_BTD.new_ones(batch, added, dtype=torch.long)
         lent = past.lend() if uses_cache else None
         output = self._stack(inputs_embeds=inputs_BTD, **{self._cache_name: lent}, **arguments)
-        states = output.last_hidden_state
         if keep == "none":
-            return states, None
+            return output.last_hidden_state, None
         assert lent is not None
-        return states, past.take_back(lent, added, documents, trim=keep == "window")
+        return output.last_hidden_state, past.take_back(lent, added, documents, trim=keep == "window")
 
     def _mask(self, past: HuggingFaceCache, documents: Slots | None, added: int, dtype: torch.dtype) -> Any:
         if documents is None:
