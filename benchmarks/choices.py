@@ -24,6 +24,7 @@ from fullband.evaluate.harness.scoring import Continuation, Score, score_continu
 from fullband.evaluate.harness.states import Reading
 from fullband.model import FullBandModel
 from fullband.presets import trunk_preset
+from fullband.trunk.residual import runs_watched
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -87,11 +88,8 @@ def every_row(score: partial[list[dict[Reading, Score]]]) -> list[dict[Reading, 
 def counted(model: FullBandModel) -> Iterator[list[int]]:
     """Positions that the trunk computes, a number for each call."""
     found: list[int] = []
-    watched = model.trunk.register_forward_hook(lambda trunk, inputs, outputs: found.append(inputs[0].shape[0] * inputs[0].shape[1]))
-    try:
+    with runs_watched(model.trunk, lambda x_BTD: found.append(x_BTD.shape[0] * x_BTD.shape[1])):
         yield found
-    finally:
-        watched.remove()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import pytest
 from benchmarks.side_by_side import Timings
 
-from benchmarks import attention, choices, head, multipass, train
+from benchmarks import attention, choices, entry, head, multipass, train
 
 FEW = ["--rounds", "1"]
 RATIOS = {"one_pass_seconds", "reuse_two_pass", "naive_two_pass", "reuse_three_pass", "naive_three_pass", "extra_cost_left", "peak_memory"}
@@ -26,6 +26,11 @@ def test_multipass(tmp_path):
     assert result["reuse_two_pass"] == result["lengths"]["32"]["reuse_two_pass"]
     memory = result["peak_memory"]
     assert memory["one_pass_bytes"] > 0 and memory["reuse_two_pass"] < memory["naive_two_pass"] < memory["naive_three_pass"]
+
+
+def test_entry(tmp_path):
+    result = written(tmp_path, entry.main, ["--width", "64", "--length", "32"])
+    assert result["target"] == 0.5 and 0 < result["pass"] < 2 and result["step"] > 0
 
 
 def test_train(tmp_path):
