@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -10,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from fullband.config import Recipe, load_recipe
-from fullband.files import alone_in
+from fullband.files import alone_in, write_manifest
 from fullband.training import train
 from fullband.training.metrics import read_metrics
 from training.runs import assert_same_run, everything_on, in_child, kill_self, last_of, left_on_disk, needs_fork, with_changes
@@ -209,3 +213,37 @@ def test_resume_does_not_need_the_model_it_started_from(recipe: MakeRecipe) -> N
     train(with_changes(config, train__steps=1))
     os.rename(start.output or "", f"{start.output}-gone")
     assert train(config, resume=True).steps == 2
+
+
+@pytest.mark.parametrize("source", ["top", "mix"])
+def test_a_run_that_was_saved_before_connections_goes_on(recipe: MakeRecipe, source: str) -> None:
+    """Its checkpoint has other names for the fusion's weights, their optimizer state and the model's settings."""
+    connection = {"fusion": "residual", "source": source}
+    settings = {"feedback__connection": connection, "train__checkpoint_every": 3, "train__keep_checkpoints": 9}
+    straight, older = recipe("straight", **settings), recipe("older", **settings)
+    train(straight)
+    train(older)
+    for path in Path(older.output or "").glob("checkpoints/*"):
+        if path.is_dir() and path.name != "step-00000003":
+            shutil.rmtree(path)
+    for name in ("last.json", "best.json"):
+        (Path(older.output or "") / "checkpoints" / name).unlink(missing_ok=True)
+    checkpoint = Path(older.output or "") / "checkpoints" / "step-00000003"
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        tensors = load_file(checkpoint / name)
+        renamed = {
+            key.replace("connection.mergers.0.", "fusion.").replace("connection.mix", "trunk.fed_back.mix"): value
+            for key, value in tensors.items()
+        }
+        assert renamed.keys() != tensors.keys()
+        save_file(renamed, checkpoint / name)
+    for name in ("config.json", "training.json"):
+        raw = json.loads((checkpoint / name).read_text())
+        model = raw if name == "config.json" else raw["identity"]["model"]
+        model["trunk"]["fed_back"] = model.pop("connection")["source"]
+        model["fusion"] = "residual"
+        (checkpoint / name).write_text(json.dumps(raw))
+    write_manifest(checkpoint, [path.name for path in checkpoint.iterdir() if path.name != "manifest.json"])
+    train(older, resume=True)
+    one, other = (load_file(Path(each.output or "") / "checkpoints/step-00000006/model.safetensors") for each in (straight, older))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -12,10 +12,10 @@ from torch import nn
 from fullband.config import DataConfig, ModelConfig, Recipe
 from fullband.data.batch import PADDING
 from fullband.data.loader import Loader
-from fullband.feedback_config import FeedbackConfig
+from fullband.feedback_config import ConnectionConfig, FeedbackConfig
 from fullband.files import verify_manifest
 from fullband.loading import LoadedModel
-from fullband.model import FullBandModel, is_converted, read_json_config, resolve_model_folder
+from fullband.model import FullBandModel, SavedConfig, is_converted, read_json_config, resolve_model_folder
 from fullband.presets import extend_context, resolve_trunk
 
 LENGTHS = ("context", "rope_base", "rope")  # of a trunk's shape: what may differ from the checkpoint that a run starts from
@@ -109,6 +109,16 @@ def model_identity(model: LoadedModel, recipe: Recipe) -> dict[str, Any]:
     if isinstance(model, FullBandModel):
         return model.config.model_dump()
     return recipe.model.model_dump(mode="json") | {"connection": model.config.connection}
+
+
+def current_model_identity(before: dict[str, Any]) -> dict[str, Any]:
+    """The identity of a model that was saved before connections, in today's keys."""
+    if "connection" in before or "fusion" not in before:
+        return before
+    if "model_type" in before:
+        return SavedConfig.model_validate(before).model_dump()
+    rest = {key: value for key, value in before.items() if key != "fusion"}
+    return rest | {"connection": ConnectionConfig(fusion=before["fusion"]).model_dump()}
 
 
 def difference(name: str, before: Any, now: Any, there: str, here: str) -> str:

@@ -17,6 +17,7 @@ from fullband.config import Recipe
 from fullband.data.batch import Batch
 from fullband.data.build import build_loader
 from fullband.data.loader import Loader
+from fullband.feedback.connection import current_name
 from fullband.feedback.schedule import PassSchedule
 from fullband.files import TRAINING, read_tensors, write_bytes
 from fullband.loading import LoadedModel
@@ -27,7 +28,7 @@ from fullband.presets import resolve_schedule
 from fullband.training.checkpoint import OPTIMIZER, Checkpoints, checkpoint_name
 from fullband.training.checks import check_run
 from fullband.training.milestones import Milestones
-from fullband.training.models import build_model, data_of, difference, feedback_of, model_identity
+from fullband.training.models import build_model, current_model_identity, data_of, difference, feedback_of, model_identity
 
 RECIPE = "recipe.yaml"
 
@@ -131,13 +132,15 @@ class Run:
         training = self.checkpoints.read_training(checkpoint)
         if training["step"] > (steps := self.recipe.train.steps):
             raise ValueError(f"train.steps: the run has done {training['step']} steps ({checkpoint}), the recipe ends after {steps}")
-        for what, before in training["identity"].items():
+        identity = training["identity"] | {"model": current_model_identity(training["identity"].get("model") or {})}
+        for what, before in identity.items():
             if change := difference(what, before, self.identity[what], "there", "in the recipe"):
                 raise ValueError(f"{checkpoint}: cannot resume with another {what} ({change})")
         if isinstance(self.model, FullBandModel):  # others were made from the checkpoint
             self.model.load_weights(checkpoint / WEIGHTS)
         try:
-            self.optimizer.load_state_dict(read_tensors(checkpoint / OPTIMIZER))
+            held = read_tensors(checkpoint / OPTIMIZER)
+            self.optimizer.load_state_dict({current_name(name): tensor for name, tensor in held.items()})
         except ValueError as error:
             there = "; was it trained with another optim.kind?" if "optimizer state" in str(error) else ""
             raise ValueError(f"{checkpoint}: cannot resume: {error}{there}") from None
