@@ -79,7 +79,7 @@ def answers_right(model: FullBandModel, documents: list[Document]) -> float:
     for document in documents:
         at = int((document.tokens == ord("=")).nonzero()[-1])
         with torch.no_grad():
-            state_1D = read(model, document.tokens[None, "exact", : at + 1])[:, -1]
+            state_1D = read(model, document.tokens[None, : at + 1], "exact")[:, -1]
         best = choices[(state_1D @ model.trunk.head_weight[choices].T).argmax()]
         right += int(best == document.targets[at])
     return right / len(documents)
