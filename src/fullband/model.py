@@ -142,7 +142,7 @@ def read_config(folder: Path) -> SavedConfig:
     if is_converted(folder):
         raise ValueError(f"{path}: a converted Hugging Face model, not an App. A one; fullband.load_model reads both")
     if "transformers_version" in raw:  # an exported model: transformers adds keys of its own
-        raw = {key: raw[key] for key in SavedConfig.model_fields if key in raw}
+        raw = {key: raw[key] for key in (*SavedConfig.model_fields, "fusion") if key in raw}  # fusion: before connections
     return parse(SavedConfig, raw, str(path))
 
 

@@ -18,6 +18,7 @@ import fullband.decode as decode
 from fullband.files import MANIFEST, write_json, write_manifest
 from fullband.hf import FullBandConfig, FullBandForCausalLM, attach
 from fullband.hf.source import find_source, load_source
+from fullband.loading import load_model
 from fullband.model import FullBandModel
 from hf.models import NATIVE, PADDED, PROMPTS, make, shared
 from hf.sources import byte_tokenizer, plain_model, write_source
@@ -132,6 +133,79 @@ def test_native_folders_are_the_same_format_both_ways(isometric_model: Callable[
         theirs.save_pretrained(folder, **options)
         again = FullBandModel.load(folder, dtype=torch.float64)
         assert same_weights(model, again) and again.config == model.config
+
+
+def make_older(folder: Path) -> None:
+    """Rewrites a saved model as it was saved before connections: older keys in config.json, older names of the weights."""
+
+    def older(text: str) -> str:
+        return text.replace("connection.mergers.0.", "fusion.").replace("connection.mix", "trunk.fed_back.mix")
+
+    (folder / MANIFEST).unlink()
+    config = json.loads((folder / "config.json").read_text())
+    connection = config.pop("connection")
+    config["fusion"] = connection["fusion"]
+    if config.get("trunk"):
+        config["trunk"]["fed_back"] = connection["source"]
+    write_json(folder / "config.json", config)
+    for path in folder.glob("model*.safetensors"):
+        save_file({older(name): tensor for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
+    for index in folder.glob("*.index.json"):
+        index.write_text(older(index.read_text()))
+
+
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize(
+    "family, fusion, source",
+    [
+        ("native", "gated", "top"),
+        ("native", "residual", "mix"),
+        ("native", "concat", "top"),
+        ("llama", "residual", "top"),
+        ("qwen3_moe", "add", "top"),
+    ],
+)
+def test_a_model_saved_before_connections_loads(family: str, fusion: str, source: str, shards: bool, tmp_path: Path) -> None:
+    """As it was, and what is saved of it has today's names."""
+    model = make(family, fusion, connection={"source": source}, feedback_passes=2)
+    model.save_pretrained(tmp_path / "old", **({"max_shard_size": "5KB"} if shards else {}))
+    names = {name for path in (tmp_path / "old").glob("model*.safetensors") for name in load_file(path)}
+    make_older(tmp_path / "old")
+    loaded, found = FullBandForCausalLM.from_pretrained(tmp_path / "old", output_loading_info=True, experts_implementation="eager")
+    assert not any(found.values()) and loaded.config.connection == model.config.connection
+    expected = model(PADDED[1:]).logits
+    assert torch.equal(loaded(PADDED[1:]).logits, expected)
+    loaded.save_pretrained(tmp_path / "again")
+    assert load_file(tmp_path / "again" / WEIGHTS).keys() == names
+    assert {"connection", "fusion"} & json.loads((tmp_path / "again" / "config.json").read_text()).keys() == {"connection"}
+    for folder in ("old", "again"):
+        ours: Any = load_model(tmp_path / folder, dtype=torch.float64)
+        if family == "native":
+            assert type(ours) is FullBandModel and ours.config.connection.model_dump() == model.config.connection
+            assert torch.equal(ours.trunk.head(read(ours, PADDED[1:], 2)), expected)
+        assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in ours.state_dict().items())
+
+
+def test_a_mapping_of_names_that_is_given_is_kept_beside_ours(tmp_path: Path) -> None:
+    model = make("native")
+    model.save_pretrained(tmp_path)
+    make_older(tmp_path)
+    tensors = {name.replace("final_norm", "last_norm"): tensor for name, tensor in load_file(tmp_path / WEIGHTS).items()}
+    save_file(tensors, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    assert same_weights(FullBandForCausalLM.from_pretrained(tmp_path, key_mapping={r"last_norm": "final_norm"}), model)
+
+
+def test_weights_under_older_names_are_loaded_as_trainers_load_them() -> None:
+    """`strict=False`: transformers' trainer resumes so, and only logs what it leaves out."""
+    model = make("native", "gated", connection={"source": "mix"})
+    fresh = FullBandForCausalLM(model.config)
+    older = {
+        name.replace("connection.mergers.0.", "fusion.").replace("connection.mix", "trunk.fed_back.mix"): tensor
+        for name, tensor in model.state_dict().items()
+    }
+    found = fresh.double().load_state_dict(older, strict=False)
+    assert not found.missing_keys and not found.unexpected_keys and same_weights(fresh, model)
+    assert any(name.startswith("fusion.") for name in older), "what was given was changed"
 
 
 def test_steps_of_a_trainer_are_saved_once_there_are_any(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ input, depth d the output of layer d.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -120,3 +122,12 @@ def current_name(name: str) -> str:
         if name.startswith(older):
             return newer + name.removeprefix(older)
     return name
+
+
+def rename_older(module: nn.Module, tensors: dict[str, Any], prefix: str, *others: Any) -> None:
+    """A hook before `load_state_dict`: tensors that were saved under older names get today's. Trainers load unstrictly, and would leave
+    the connection as it is."""
+    for name in [name for name in tensors if name.startswith(prefix)]:
+        newer = prefix + current_name(name.removeprefix(prefix))
+        if newer != name:
+            tensors[newer] = tensors.pop(name)

@@ -25,6 +25,7 @@ from fullband.model import CONFIG, TRAINER_STATE
 
 CODE = "modeling_fullband.py"
 AUTO_MAP = {"AutoConfig": "modeling_fullband.FullBandConfig", "AutoModelForCausalLM": "modeling_fullband.FullBandForCausalLM"}
+RENAMED = {rf"^{re.escape(older)}": newer for older, newer in OLDER_NAMES.items()}
 SOURCE = '''"""Loads this model, whose code is the package fullband."""
 
 try:
@@ -52,7 +53,7 @@ class SavedModel(PreTrainedModel):
         local = name is not None and os.path.isdir(name)
         if local:
             verify_manifest(Path(name))
-        kwargs.setdefault("key_mapping", {rf"^{re.escape(older)}": newer for older, newer in OLDER_NAMES.items()})
+        kwargs["key_mapping"] = RENAMED | (kwargs.get("key_mapping") or {})
         kwargs["ignore_mismatched_sizes"] = True  # they are refused below, in one line
         try:
             both: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
@@ -64,6 +65,8 @@ class SavedModel(PreTrainedModel):
         check_loaded(name, loaded)
         if (foreign := sorted(loaded.get("unexpected_keys") or ())) and getattr(model, "hf_quantizer", None) is None:
             raise ValueError(f"{name}: weight '{foreign[0]}' does not belong to this model")
+        applied = getattr(model, "_weight_conversions", None) or []  # transformers undoes these when the model is saved
+        model._weight_conversions = [conversion for conversion in applied if not RENAMED.keys() & set(conversion.source_patterns)]
         align_weights(model)
         if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
             _gather_entry(model)

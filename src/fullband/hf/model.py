@@ -12,7 +12,7 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from fullband.feedback.connection import Connection, connect
+from fullband.feedback.connection import Connection, connect, rename_older
 from fullband.hf.cache import FeedbackCache
 from fullband.hf.checkpoint import SavedModel
 from fullband.hf.config import FullBandConfig
@@ -58,6 +58,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         self.connection = Connection(config.connected, self.trunk.width, len(self.trunk.layers))
         connect(self.trunk, self.connection)
         self.progress = TrainingProgress()
+        self.register_load_state_dict_pre_hook(rename_older)
         self.post_init()
         if lm is not None:
             self._inherit(lm)
