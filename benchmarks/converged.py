@@ -33,8 +33,9 @@ from benchmarks.report import options, prepare, show
 from benchmarks.side_by_side import interleave
 from fullband.costs import pass_flops
 from fullband.data.tokenizers import load_tokenizer
+from fullband.feedback.by_passes import iterate_passes, top_states
 from fullband.feedback.converged import MAX_PASSES, WINDOW, Converged, run_converged
-from fullband.feedback.passes import below, iterate_passes, top_states
+from fullband.feedback.passes import below
 from fullband.model import FullBandModel, resolve_model_folder
 
 TARGETS = {"error": 1e-3, "passes": 16}

@@ -45,7 +45,6 @@ BELOW["plots"] = CONFIG | {"training", "evaluate", "files"}  # reads run folders
 BELOW["experiments"] = BELOW["training"] | {"training", "diagnose", "probe", "costs", "plots", "strict", "shipped"}
 HEAVY = ["transformers", "vllm", "lm_eval", "matplotlib", "datasets", "pandas", "pyarrow", "tiktoken", "wandb", "tensorboard", "sklearn"]
 BACKWARDS = [  # imports inside functions that close a circle, still
-    ("fullband.feedback.passes", "fullband.feedback.converged"),
     ("fullband.hf.model", "fullband.hf.fused_head"),
     ("fullband.hf.model", "fullband.hf.training"),
 ]

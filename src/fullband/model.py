@@ -13,8 +13,8 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from fullband.config import Strict, TrunkConfig, parse
+from fullband.feedback.by_passes import top_states
 from fullband.feedback.connection import Connection, connect, current_name
-from fullband.feedback.passes import top_states
 from fullband.feedback_config import ConnectionConfig, FeedbackPasses, FusionName
 from fullband.files import MANIFEST, read_tensors, verify_manifest, write_json, write_manifest, write_tensors
 from fullband.layout import NOWHERE, Layout

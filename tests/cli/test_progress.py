@@ -14,7 +14,7 @@ from cli.commands import RECIPE
 from fullband import amounts
 from fullband.cli.reading import Pace, ProgressLines, reading_progress
 from fullband.config import Recipe
-from fullband.feedback.converged import positions_to_run
+from fullband.feedback.by_passes import positions_to_run
 from fullband.training import train
 from fullband.training.progress import TrainingProgress, Work
 from fullband.training.run import prepare

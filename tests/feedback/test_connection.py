@@ -17,9 +17,10 @@ from fullband.config import Recipe
 from fullband.decode import prefill, prefill_after, prefill_prefix, rebuild_cache, resolve_mode, step
 from fullband.decode.speculate import LookAhead, Speculation, SpeculationReport
 from fullband.decode.static import StaticStepper
+from fullband.feedback.by_passes import iterate_passes, top_states
 from fullband.feedback.loss import multipass_loss
 from fullband.feedback.multipass import Jitter, multipass, multipass_reference
-from fullband.feedback.passes import below, iterate_passes, plain_pass, top_states
+from fullband.feedback.passes import below, plain_pass
 from fullband.feedback.state import DecodeState
 from fullband.feedback_config import ConnectionConfig
 from fullband.layout import Layout

@@ -47,7 +47,7 @@ def test_the_loss_and_every_gradient_are_those_of_whole_passes_written_out():
     output = model(input_ids=ids, labels=labels)
     output.loss.backward()
 
-    prefix = pass_schedule(twin)[1].prefixes(0, 0, 2, ids.shape[1], torch.arange(3))[0]
+    prefix = pass_schedule(twin).prefixes(0, 0, 2, ids.shape[1], torch.arange(3))[0]
     embeddings = embed(twin.trunk, ids)
     first, _ = run_trunk(twin.trunk, embeddings)
     second, _ = fused_pass(twin, embeddings, first, plain_BT=torch.arange(ids.shape[1])[None] <= prefix)
@@ -204,8 +204,8 @@ def test_settings_that_forward_cannot_follow_are_refused_by_name(settings, messa
 def test_without_settings_every_step_feeds_back_once():
     model = make()
     model.config.feedback = None
-    feedback, schedule = pass_schedule(model)
-    assert [schedule.passes(step) for step in range(5)] == [2] * 5 and feedback.jitter == 0.02
+    schedule = pass_schedule(model)
+    assert [schedule.passes(step) for step in range(5)] == [2] * 5 and schedule.config.jitter == 0.02
 
 
 def test_forward_without_labels_scores_an_answer_as_it_was_generated():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullband.feedback import passes
+from fullband.feedback import by_passes, passes
 from fullband.feedback.converged import ConvergedReport, run_converged
 from fullband.feedback_config import FeedbackPasses
 from fullband.layout import Layout
@@ -67,14 +67,14 @@ def read(
     plain_BT: Tensor | None = None,
 ) -> Tensor:
     """Top states after these feedback passes."""
-    return passes.top_states(model, tokens, feedback_passes, Layout(positions, documents, plain_BT))
+    return by_passes.top_states(model, tokens, feedback_passes, Layout(positions, documents, plain_BT))
 
 
 def iterate(
     model: Any, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None, plain_BT: Tensor | None = None
 ) -> Iterator[Tensor]:
     """Top states of pass 1, 2, 3, … without end."""
-    return passes.iterate_passes(model, passes.below(model, tokens, Layout(positions, documents, plain_BT))[0])
+    return by_passes.iterate_passes(model, passes.below(model, tokens, Layout(positions, documents, plain_BT))[0])
 
 
 def read_converged(

@@ -46,7 +46,7 @@ def gradients(recipe: Recipe, step: int = 1, z_loss: float = 1e-2, thin: bool = 
         for row in range(batch.shape[0]):
             batch.targets[row, : 3 * row] = IGNORE
     schedule = PassSchedule(recipe.feedback, run.schedule.phases, 10, recipe.seed)
-    report = accumulate_gradients(run.model, batch, step, recipe.seed, schedule, recipe.train, z_loss)
+    report = accumulate_gradients(run.model, batch, step, schedule, recipe.train, z_loss)
     return {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}, report
 
 
@@ -149,7 +149,7 @@ def test_a_batch_without_targets_moves_nothing(packed: MakeRecipe) -> None:
     run = prepare(packed(), resume=False)
     batch = run.loader.next_batch()
     batch.targets.fill_(IGNORE)
-    report = accumulate_gradients(run.model, batch, 1, 3, run.schedule, run.recipe.train, 1e-3)
+    report = accumulate_gradients(run.model, batch, 1, run.schedule, run.recipe.train, 1e-3)
     assert report.objective == report.gradient_norm == 0.0
 
 
@@ -163,7 +163,7 @@ def test_bfloat16_trains_float32_weights(recipe: MakeRecipe) -> None:
     for dtype in ("bfloat16", "float32"):
         setting = config.train.model_copy(update={"dtype": dtype})
         run.optimizer.zero_grad()
-        found[dtype] = accumulate_gradients(run.model, batch, 0, 3, run.schedule, setting, 0.0).objective
+        found[dtype] = accumulate_gradients(run.model, batch, 0, run.schedule, setting, 0.0).objective
         assert {p.grad.dtype for p in run.model.parameters() if p.grad is not None} == {torch.float32}
     assert found["bfloat16"] != found["float32"] and found["bfloat16"] == pytest.approx(found["float32"], rel=0.02)
     result = train(config)

@@ -89,7 +89,7 @@ class Conversation:
     def _answer(self, before: list[Turn], user: str, request: Request, on_text: Callable[[str], None]) -> Answer:
         from fullband.cli.console import messages
         from fullband.cli.reading import reading_progress
-        from fullband.feedback.converged import positions_to_run
+        from fullband.feedback.by_passes import positions_to_run
 
         begun = time.perf_counter()
         prompt = self.template.render([*self.messages(before), {"role": "user", "content": user}])

@@ -51,7 +51,7 @@ def evaluate_loss(
     from fullband.cli.console import messages, output, print_json
     from fullband.cli.reading import reading_progress
     from fullband.evaluate import loss_by_passes
-    from fullband.feedback.converged import positions_to_run
+    from fullband.feedback.by_passes import positions_to_run
 
     if text and recipe:
         raise ValueError("--text and --recipe each choose the data; give only one of them")
@@ -81,7 +81,7 @@ def say_what_exact_takes(network: Any, documents: list[Document], batch_tokens: 
     from fullband.cli.console import messages
     from fullband.cli.reading import PATIENCE
     from fullband.evaluate.loss import batch_shapes
-    from fullband.feedback.passes import top_states
+    from fullband.feedback.by_passes import top_states
 
     shapes = batch_shapes(network, documents, batch_tokens)
     steps = sum(length for _, length in shapes)

@@ -207,7 +207,7 @@ def continue_prompt(
     from fullband.cli.completions import Completing, converged_json, converged_line, speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
     from fullband.cli.reading import reading_progress
-    from fullband.feedback.converged import positions_to_run
+    from fullband.feedback.by_passes import positions_to_run
 
     begun = time.perf_counter()
     streams = stream and not as_json and request.samples == 1

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fullband.decode.prefill import CacheKeep
-from fullband.feedback.passes import FeedbackModel, below, check_feedback_passes, sequential
+from fullband.feedback.by_passes import check_feedback_passes
+from fullband.feedback.passes import FeedbackModel, below, sequential
 from fullband.feedback.state import DecodeState
 from fullband.feedback_config import FeedbackPasses
 

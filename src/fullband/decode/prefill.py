@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fullband.decode.prompts import AlignedPrompts, TokenLists, align_prompts
+from fullband.feedback.by_passes import check_feedback_passes
 from fullband.feedback.converged import MAX_PASSES, WINDOW, ConvergedReport, run_converged
-from fullband.feedback.passes import FeedbackModel, PassOutput, PassState, below, check_feedback_passes, passes_over, sequential
+from fullband.feedback.passes import FeedbackModel, PassOutput, PassState, below, passes_over, sequential
 from fullband.feedback.state import DecodeState
 from fullband.feedback_config import FeedbackPasses
 

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from fullband.data.batch import IGNORE, Batch
 from fullband.diagnose.records import Arrival, PassChange, PassRecord, Return, Trace
+from fullband.feedback.by_passes import iterate_passes
 from fullband.feedback.loss import token_losses
-from fullband.feedback.passes import FeedbackModel, below, check_length, iterate_passes, sequential
+from fullband.feedback.passes import FeedbackModel, below, check_length, sequential
 from fullband.feedback.settling import Changes, find_front, passes_by_position, quantile, rounding, settled_from, state_norms
 from fullband.trunk.pointwise import lengths
 

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullband.data.batch import IGNORE, Batch, Document, stack
+from fullband.feedback.by_passes import check_feedback_passes, states_by_passes, top_states
 from fullband.feedback.loss import CHUNK_LOGITS, token_losses
-from fullband.feedback.passes import FeedbackModel, check_feedback_passes, states_by_passes, top_states
+from fullband.feedback.passes import FeedbackModel
 from fullband.feedback_config import FeedbackPasses
 
 

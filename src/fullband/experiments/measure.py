@@ -15,7 +15,7 @@ from fullband.data.tokenizers import load_tokenizer
 from fullband.diagnose import judge, rows_of_documents, trace_passes
 from fullband.evaluate.loss import accuracy_by_position
 from fullband.experiments.config import PositionsMeasure, ProbeMeasure, SettlingMeasure
-from fullband.feedback.converged import positions_to_run
+from fullband.feedback.by_passes import positions_to_run
 from fullband.feedback.mergers import MERGERS, Gated
 from fullband.feedback_config import Control, FeedbackPasses
 from fullband.loading import load_model

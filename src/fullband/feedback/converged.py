@@ -1,17 +1,16 @@
 """Converged passes: passes over a sliding window that commits positions once their states stop moving.
 
-A pass over the whole row computes again what has settled long ago and what cannot settle yet. Here a pass covers only a window behind
-the last committed position. A position enters it plain, is refined by every pass, and is committed (its keys and values stay, its
-state is what the next position is fused with) when it and all before it moved less than the tolerance. The first position of the
-window reads nothing but committed ones, so it is exact and every pass commits at least one. Where nothing but that happens, because
-the task needs one step after another (wavefront-limited), the window shrinks to one position: reading is then exact, at its price.
+A pass over whole sequences computes again what has settled long ago and what cannot settle yet. Here a pass covers only a window after
+the last committed position. A position enters it without feedback, is refined by every pass, and is committed (its keys and values stay,
+its state is carried to the next position) when it and all before it moved less than the tolerance. The first position of the window
+depends on committed ones only, so it is exact and every pass commits at least one. Where nothing but that happens, because the task needs
+one step after another (wavefront-limited), the window shrinks to one position: the recurrence is then exact, at its price.
 
-Each row has its own window. Rows that are ahead wait, so a row's states do not depend on its neighbours (law 4).
+Each sequence has its own window. Those that are ahead wait, so a sequence's states do not depend on its neighbours (law 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from fullband.feedback.passes import FeedbackModel, Inputs, PassOutput, fused_pass
-from fullband.feedback_config import FeedbackPasses
 from fullband.trunk.pointwise import lengths
 
 WINDOW = 64  # positions in a row's window
@@ -160,12 +158,3 @@ def run_converged(
         rows.take(start, output, tolerance, max_passes)
     report = ConvergedReport(rows.passes_BT.amax(dim=1), rows.residual_B, rows.exact_from_B, executed)
     return Converged(rows.top_BTD, rows.states_BTD, cache, report)
-
-
-def positions_to_run(length: int, feedback_passes: Sequence[FeedbackPasses]) -> int:
-    """Positions the trunk computes for `length` tokens in each of these ways; fewer passes are the first of more.
-
-    What "converged" takes depends on the text; half of its limit is the guess.
-    """
-    deepest = max((passes for passes in feedback_passes if isinstance(passes, int)), default=-1)
-    return length * (deepest + 1 + ("exact" in feedback_passes) + MAX_PASSES // 2 * ("converged" in feedback_passes))

@@ -166,17 +166,9 @@ def multipass_loss(
 
     denominator   number of scored targets in the whole step (all microbatches and ranks), so the split does not matter
     loss_weight   λ;  z_loss  coefficient of log²Z, weighted like the cross-entropy
-
-    A pass that starts behind its prefix takes pass 1's loss there: pass 1's position t weighs 1 + λ/(K-1) #{k: t < start_k}.
     """
-    share = loss_weight / max(1, len(outputs) - 1)
-    slots = torch.arange(targets_BT.shape[1], device=targets_BT.device)
     targets = [targets_BT[:, output.start :] for output in outputs]
-    precise = torch.promote_types(outputs[0].states.dtype, torch.float32)
-    weights = [torch.full(t.shape, share, device=t.device, dtype=precise) for t in targets]
-    weights[0].fill_(1)
-    for output in outputs[1:]:
-        weights[0] += share * (slots < output.start).to(precise)
+    weights = [w.expand(t.shape) for w, t in zip(pass_weights(outputs, loss_weight), targets, strict=True)]
     objective, nll = weighted_loss(
         torch.cat([output.states.flatten(0, 1) for output in outputs]),
         head_weight_VD,
@@ -189,6 +181,32 @@ def multipass_loss(
     scored = targets_BT != IGNORE
     passes = [_pass_loss(output, nll, losses[0], scored) for output, nll in zip(outputs, losses, strict=True)]
     return MultipassLoss(objective, passes)
+
+
+def pass_weights(outputs: list[PassStates], loss_weight: float) -> list[Tensor]:
+    """What the loss of each computed position weighs in Eq. 12, [T - start] for each pass: 1 in pass 1, λ/(K-1) in pass k.
+
+    A pass that starts after its prefix takes pass 1's loss there: pass 1's position t weighs 1 + λ/(K-1) #{k: t < start_k}.
+    """
+    share = loss_weight / max(1, len(outputs) - 1)
+    first_BTD = outputs[0].states
+    precise = torch.promote_types(first_BTD.dtype, torch.float32)
+    plain_T, *later = (torch.full(output.states.shape[1:2], share, dtype=precise, device=first_BTD.device) for output in outputs)
+    plain_T.fill_(1)
+    for output in outputs[1:]:
+        plain_T[: output.start] += share
+    return [plain_T, *later]
+
+
+def objective_by_token(outputs: list[PassStates], head_weight_VD: Tensor, targets_BT: Tensor, loss_weight: float = 1.0) -> Tensor:
+    """Each position's part of Eq. 12's objective, [B, T] in float32 or better, undivided and without z-loss: for trainers that sum the
+    loss in ways of their own. The sum over positions is `multipass_loss(…, denominator=1).objective`."""
+    parts = []
+    for output, weight in zip(outputs, pass_weights(outputs, loss_weight), strict=True):
+        targets = targets_BT[:, output.start :]
+        nll = token_losses(output.states.flatten(0, 1), head_weight_VD, targets.flatten())[0].view(targets.shape)
+        parts.append(F.pad(weight * nll, (output.start, 0)))
+    return sum(parts[1:], parts[0])
 
 
 def _pass_loss(output: PassStates, nll: Tensor, plain_nll: Tensor, scored: Tensor) -> PassLoss:

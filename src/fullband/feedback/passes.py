@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fullband.feedback.connection import Connection
-from fullband.feedback_config import FeedbackPasses
 from fullband.layout import NOWHERE, Layout, plain_slots
 from fullband.trunk.protocol import Keep, Trunk
 
@@ -197,78 +196,7 @@ def passes_over(
     return after, outputs[-1]
 
 
-def _without_feedback(model: FeedbackModel, inputs: Inputs) -> tuple[Tensor | None, PassState, Inputs]:
-    """(top states of the first slots, which no sequence feeds back; the state after them; the other inputs). The last slot is left to the
-    passes, as are all of a trunk that can't give a cache now."""
-    plain_BT = inputs.layout.plain_BT
-    if plain_BT is None or not model.trunk.supports_prefix_reuse:
-        return None, PassState(), inputs
-    length = min(int(plain_BT.all(dim=0).long().cumprod(dim=0).sum()), inputs.length - 1)
-    if length == 0:
-        return None, PassState(), inputs
-    state, output = sequential(model, inputs[:length], feeds_back=False)
-    return output.top_BTD, state, inputs[length:]
-
-
-def states_by_passes(
-    model: FeedbackModel, given: Tensor, feedback_passes: Sequence[FeedbackPasses], layout: Layout = NOWHERE
-) -> Iterator[tuple[FeedbackPasses, Tensor]]:
-    """(feedback passes, top states [B, T, D]) of whole sequences, for each of `feedback_passes`: 0, 1, 2, … ascending, which are one run,
-    as fewer passes are the first of more; then position by position ("exact", Eq. 8), or refined until they stop moving ("converged", to
-    1e-3; `run_converged` has the options).
-
-    layout   `plain_BT` is True where nothing is fed back: the prompts, in Soft
-    Raises ValueError for other `feedback_passes`, for sequences longer than the context, and for "converged" with `plain_BT`.
-    """
-    for passes in feedback_passes:
-        check_feedback_passes(passes)
-    check_length(model, given.shape[1])
-    if "converged" in feedback_passes and layout.plain_BT is not None:
-        raise ValueError("feedback_passes 'converged' takes no prompts without feedback: use 0, 1, 2, … or 'exact'")
-    inputs, _ = below(model, given, layout)
-    wanted = {passes for passes in feedback_passes if isinstance(passes, int)}
-    for passes, top_BTD in zip(range(max(wanted, default=-1) + 1), iterate_passes(model, inputs), strict=False):
-        if passes in wanted:
-            yield passes, top_BTD
-    if "exact" in feedback_passes:
-        head, state, rest = _without_feedback(model, inputs)
-        _, output = sequential(model, rest, state)
-        yield "exact", output.top_BTD if head is None else torch.cat([head, output.top_BTD], dim=1)
-    if "converged" in feedback_passes:
-        from fullband.feedback.converged import run_converged  # written with fused_pass, so it comes after this module
-
-        yield "converged", run_converged(model, inputs).top_BTD
-
-
-def iterate_passes(model: FeedbackModel, inputs: Inputs) -> Iterator[Tensor]:
-    """Top states [B, T, D] of pass 1 (without feedback), 2, 3, … without end, in constant memory. Slots before the first that any sequence
-    feeds back are computed once."""
-    head, state, rest = _without_feedback(model, inputs)
-    first = plain_pass(model, rest, state.cache)
-    plan = repeat(Pass(before_BWD=state.before_BWD, cache=state.cache))
-
-    def whole(top_BTD: Tensor) -> Tensor:
-        return top_BTD if head is None else torch.cat([head, top_BTD], dim=1)
-
-    yield whole(first.top_BTD)
-    for output in parallel(model, rest, first, plan):
-        yield whole(output.top_BTD)
-
-
-def top_states(model: FeedbackModel, given: Tensor, feedback_passes: FeedbackPasses = 0, layout: Layout = NOWHERE) -> Tensor:
-    """Top states [B, T, D] of whole sequences after these feedback passes. Arguments and errors are those of `states_by_passes`."""
-    for _, top_BTD in states_by_passes(model, given, [feedback_passes], layout):
-        return top_BTD
-    raise AssertionError("there is one number of passes")
-
-
 def check_length(model: FeedbackModel, length: int) -> None:
     """Raises ValueError if a sequence of `length` tokens does not fit the trunk's context."""
     if length > model.trunk.context:
         raise ValueError(f"{length} tokens do not fit the model's context of {model.trunk.context}{model.trunk.context_note}")
-
-
-def check_feedback_passes(feedback_passes: FeedbackPasses) -> None:
-    """Raises ValueError unless it is 0, 1, 2, …, "exact" or "converged"."""
-    if feedback_passes not in ("exact", "converged") and (not isinstance(feedback_passes, int) or feedback_passes < 0):
-        raise ValueError(f"feedback_passes is 0, 1, 2, …, 'exact' or 'converged', not {feedback_passes!r}")

@@ -20,7 +20,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fullband.feedback.passes import FeedbackModel, below, iterate_passes
+from fullband.feedback.by_passes import iterate_passes
+from fullband.feedback.passes import FeedbackModel, below
 from fullband.layout import NOWHERE, Layout
 from fullband.trunk.pointwise import lengths
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from fullband.config import TrunkConfig, parse
 from fullband.decode.modes import resolve_mode
-from fullband.feedback.passes import check_feedback_passes
+from fullband.feedback.by_passes import check_feedback_passes
 from fullband.feedback_config import ConnectionConfig, FeedbackPasses, FusionName
 from fullband.trunk.huggingface import Adaptation
 

@@ -20,7 +20,7 @@ from fullband.config import FilesSource
 from fullband.data.files import Files
 from fullband.data.tokenizer import Tokenizer
 from fullband.data.tokenizers import load_tokenizer
-from fullband.feedback.passes import top_states
+from fullband.feedback.by_passes import top_states
 from fullband.files import new_folder
 from fullband.hf import card
 from fullband.hf.config import FullBandConfig

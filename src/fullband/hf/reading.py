@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fullband.decode.modes import resolve_mode
 from fullband.decode.prompts import PADDING, align_prompts
+from fullband.feedback.by_passes import top_states
 from fullband.feedback.converged import run_converged
-from fullband.feedback.passes import FeedbackModel, below, top_states
+from fullband.feedback.passes import FeedbackModel, below
 from fullband.feedback_config import FeedbackPasses
 from fullband.hf.rows import describe_rows
 

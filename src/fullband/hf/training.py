@@ -6,7 +6,6 @@ Trainer, SFTTrainer and torchrun call `forward` and step an optimizer. The step,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,9 +14,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fullband.config import parse
 from fullband.data.batch import IGNORE
-from fullband.feedback.loss import multipass_loss, token_losses
-from fullband.feedback.multipass import Jitter, PassStates, multipass, multipass_reference
+from fullband.feedback.loss import multipass_loss, objective_by_token
+from fullband.feedback.multipass import PassStates
 from fullband.feedback.schedule import PassSchedule
+from fullband.feedback.scheduled import run_scheduled_passes
 from fullband.feedback_config import FeedbackConfig
 from fullband.hf.rows import describe_rows, shifted_targets
 from fullband.presets import resolve_schedule
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_SCHEDULE = [{"fraction": 1.0, "passes": {2: 1.0}}]  # where the config says nothing: every step feeds back once
 
 
-def pass_schedule(model: FullBandForCausalLM) -> tuple[FeedbackConfig, PassSchedule]:
+def pass_schedule(model: FullBandForCausalLM) -> PassSchedule:
     """The schedule of `config.feedback` over `config.training_steps`. Raises ValueError naming the key for what forward() can't do."""
     settings = {"schedule": DEFAULT_SCHEDULE, **(model.config.feedback or {})}
     feedback = parse(FeedbackConfig, settings, "config.feedback")
@@ -39,7 +39,7 @@ def pass_schedule(model: FullBandForCausalLM) -> tuple[FeedbackConfig, PassSched
     steps = model.config.training_steps
     if steps is None and (len(phases) > 1 or feedback.start_step):
         raise ValueError("config.training_steps: the schedule has several phases, which are fractions of it; set it to the run's steps")
-    return feedback, PassSchedule(feedback, phases, steps or 1, model.config.training_seed)
+    return PassSchedule(feedback, phases, steps or 1, model.config.training_seed)
 
 
 def training_forward(
@@ -74,18 +74,8 @@ def token_objective(
 ) -> tuple[Tensor, Tensor]:
     """(each position's share of Eq. 12's objective [B, T], undivided; pass 1's states [B, T, D]). Raises as `training_forward`."""
     run = run_passes(model, input_ids, attention_mask, position_ids, labels)
-    share = run.loss_weight / max(1, len(run.outputs) - 1)
-    head = model.trunk.head_weight
-    total, slots = torch.zeros_like(run.targets_BT, dtype=torch.promote_types(head.dtype, torch.float32)), torch.arange(labels.shape[1])
-    for output in run.outputs:
-        targets = run.targets_BT[:, output.start :]
-        nll = token_losses(output.states.flatten(0, 1), head, targets.flatten())[0].view(targets.shape)
-        if output.k == 1:  # a later pass has pass 1's loss before its own first position
-            weight = 1 + share * sum((slots < later.start).to(nll) for later in run.outputs[1:])
-            total = total + weight * nll
-        else:
-            total = total + share * torch.nn.functional.pad(nll, (output.start, 0))
-    return total + run.touch, run.outputs[0].states
+    objective_BT = objective_by_token(run.outputs, model.trunk.head_weight, run.targets_BT, run.loss_weight)
+    return objective_BT + run.touch, run.outputs[0].states
 
 
 @dataclass(frozen=True)
@@ -109,17 +99,12 @@ def run_passes(
     """The passes that the schedule has for this call of `forward`."""
     if hasattr(model.get_output_embeddings(), "lora_A"):
         raise ValueError("the head carries a LoRA adapter, which the chunked loss does not see; leave lm_head out of target_modules")
-    feedback, schedule = pass_schedule(model)
+    schedule = pass_schedule(model)
     step, accumulation = model.progress.next_call(model)
     layout = describe_rows(input_ids, attention_mask, position_ids)
-    batch, length = input_ids.shape
-    passes = schedule.passes(step) if length > 1 else 1
     rank, ranks = _rank()
-    rows = (accumulation * ranks + rank) * batch + torch.arange(batch)
-    prefixes = schedule.prefixes(step, accumulation, passes, length, rows)
-    jitter = Jitter(feedback.jitter, model.config.training_seed, step, rows)
-    run = partial(multipass, rounding=feedback.rounding) if feedback.reuse else multipass_reference
-    outputs = run(model, input_ids, prefixes, layout, jitter)
+    first_row = (accumulation * ranks + rank) * input_ids.shape[0]
+    outputs = run_scheduled_passes(model, input_ids, schedule, step, first_row, accumulation, layout)
     touch = sum((0.0 * p.sum() for p in model.connection.parameters()), torch.zeros((), device=outputs[0].states.device))
     return PassRun(outputs, shifted_targets(labels, layout.documents_BT), schedule.loss_weight(step), touch)
 

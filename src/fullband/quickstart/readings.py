@@ -12,7 +12,7 @@ import torch
 from fullband.config import Recipe, TaskSource
 from fullband.data.tasks import build_task
 from fullband.evaluate.loss import PositionAccuracy, accuracy_by_position
-from fullband.feedback.passes import top_states
+from fullband.feedback.by_passes import top_states
 from fullband.feedback_config import FeedbackPasses
 from fullband.model import FullBandModel
 from fullband.quickstart.recipes import POSITIONS

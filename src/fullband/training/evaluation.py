@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fullband.data.batch import Batch
+from fullband.feedback.by_passes import states_by_passes
 from fullband.feedback.loss import token_losses
-from fullband.feedback.passes import states_by_passes
 from fullband.feedback_config import FeedbackPasses
 from fullband.loading import LoadedModel
 from fullband.training.step import autocast

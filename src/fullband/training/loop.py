@@ -133,7 +133,7 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
                     # 2. Gradients of Eq. 12 over this step's passes.
                     run.optimizer.zero_grad()
                     z_loss = run.optimizer.z_loss(run.step)
-                    report = accumulate_gradients(run.model, batch, run.step, recipe.seed, run.schedule, config, z_loss)
+                    report = accumulate_gradients(run.model, batch, run.step, run.schedule, config, z_loss)
                     if not math.isfinite(report.objective + report.gradient_norm):
                         raise diverged(run, report, *before)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor
 from fullband.config import TrainConfig
 from fullband.data.batch import Batch
 from fullband.feedback.loss import PassLoss, multipass_loss
-from fullband.feedback.multipass import Jitter, multipass, multipass_reference
 from fullband.feedback.schedule import PassSchedule
+from fullband.feedback.scheduled import run_scheduled_passes
 from fullband.loading import LoadedModel
 
 
@@ -51,7 +50,6 @@ def accumulate_gradients(
     model: LoadedModel,
     batch: Batch,
     step: int,
-    seed: int,
     schedule: PassSchedule,
     config: TrainConfig,
     z_loss: float,
@@ -60,25 +58,14 @@ def accumulate_gradients(
 
     Every sum is divided once, by the step's number of scored targets, so the split into microbatches does not matter (law 9).
     """
-    passes, feedback = schedule.passes(step), schedule.config
     device = model.trunk.device
     rows_per_microbatch = config.microbatch_rows or batch.tokens.shape[0]
     scored = max(1, batch.counted)
-    report = StepReport(passes, tokens=batch.tokens.numel())
-    run_passes = partial(multipass, rounding=feedback.rounding) if feedback.reuse else multipass_reference
+    report = StepReport(schedule.passes(step), tokens=batch.tokens.numel())
     for index, micro in enumerate(batch.split(rows_per_microbatch)):
-        first_row = index * rows_per_microbatch
-        rows = torch.arange(first_row, first_row + micro.tokens.shape[0])
         micro = micro.to(device)
-        length = micro.tokens.shape[1]
         with autocast(device, config.dtype):
-            outputs = run_passes(
-                model,
-                micro.tokens,
-                schedule.prefixes(step, index, passes, length, rows, micro.plain),
-                micro.layout.with_plain(None),
-                Jitter(feedback.jitter, seed, step, rows),
-            )
+            outputs = run_scheduled_passes(model, micro.tokens, schedule, step, index * rows_per_microbatch, index, micro.layout)
             loss = multipass_loss(outputs, model.trunk.head_weight, micro.targets, scored, schedule.loss_weight(step), z_loss)
         loss.objective.backward()
         report.objective += float(loss.objective.detach())

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fullband.decode import prefill, resolve_mode, step
+from fullband.feedback.by_passes import top_states
 from fullband.feedback.multipass import multipass, multipass_reference
-from fullband.feedback.passes import top_states
 from fullband.layout import Layout
 from fullband.trunk.huggingface import check_cut
 from fullband.trunk.residual import residuals, watched

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fullband.evaluate.harness.rows import Row, batches_of_groups, batches_of_rows, group_rows, rows_of
 from fullband.evaluate.harness.states import Reading, read_shared, read_whole, shareable
-from fullband.feedback.passes import FeedbackModel, check_feedback_passes
+from fullband.feedback.by_passes import check_feedback_passes
+from fullband.feedback.passes import FeedbackModel
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,9 @@ from torch import Tensor
 
 from fullband.decode.prompts import AlignedPrompts, align_prompts
 from fullband.evaluate.harness.rows import Group, Row
+from fullband.feedback.by_passes import states_by_passes, top_states
 from fullband.feedback.converged import run_converged
-from fullband.feedback.passes import (
-    FeedbackModel,
-    Inputs,
-    Pass,
-    PassState,
-    below,
-    check_length,
-    parallel,
-    plain_pass,
-    sequential,
-    states_by_passes,
-    top_states,
-)
+from fullband.feedback.passes import FeedbackModel, Inputs, Pass, PassState, below, check_length, parallel, plain_pass, sequential
 from fullband.feedback_config import FeedbackPasses
 from fullband.layout import NOWHERE, Layout
 
