@@ -27,9 +27,9 @@ _PLACES = {
     "states_by_passes": "fullband.feedback.by_passes",
     "top_states": "fullband.feedback.by_passes",
     "prefill": "fullband.decode.prefill",
-    "generate": "fullband.decode.generate",
-    "generate_text": "fullband.decode.generate",
-    "generate_texts": "fullband.decode.generate",
+    "generate": "fullband.decode.engine",
+    "generate_text": "fullband.decode.texts",
+    "generate_texts": "fullband.decode.texts",
     "train": "fullband.training.loop",
 }
 __all__ = sorted(_PLACES)

@@ -12,8 +12,8 @@ from cli.commands import Trained, fullband
 from fullband.cli.comparison import marked, split_at
 from fullband.cli.comparison_page import page
 from fullband.cli.completions import Request
-from fullband.decode import resolve_mode
-from fullband.decode.compare import MODES, Answer, Comparison, ModeAnswers
+from fullband.decode import TextCompletion, resolve_mode
+from fullband.decode.compare import MODES, Comparison, ModeAnswers
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -35,9 +35,13 @@ class Balance(HTMLParser):
         assert self.open.pop() == tag
 
 
+def answer_of(tokens: list[int], pieces: list[str]) -> TextCompletion:
+    return TextCompletion("".join(pieces), tokens, "stop", pieces)
+
+
 def comparison(*texts: str) -> Comparison:
     """One prompt; a token a character; the ids are code points."""
-    answers = [Answer([ord(c) for c in text], list(text), "stop") for text in texts]
+    answers = [answer_of([ord(c) for c in text], list(text)) for text in texts]
     by_mode = {mode: ModeAnswers(resolve_mode(mode), [a], 0.1, 0.2, 9) for mode, a in zip(MODES, answers, strict=True)}
     return Comparison(["a <prompt>"], [10], by_mode)
 
@@ -52,14 +56,14 @@ def test_where_answers_part() -> None:
 
 
 def test_the_mark_survives_without_colours() -> None:
-    answer = Answer([1, 2, 3], ["a", "\n", "\x1bc"], "stop")
+    answer = answer_of([1, 2, 3], ["a", "\n", "\x1bc"])
     assert marked(answer, 1).plain == "a»\\n«\n\ufffdc"
     assert marked(answer, 3).plain == "a\n\ufffdc»end of text«"
     assert marked(answer, None).plain == "a\n\ufffdc"
 
 
 def test_a_part_of_a_character_is_marked_as_the_character() -> None:
-    assert split_at(Answer([1, 2, 3, 4], ["a", "", "ü", "b"], "stop"), 1) == ("a", "ü", "b")
+    assert split_at(answer_of([1, 2, 3, 4], ["a", "", "ü", "b"]), 1) == ("a", "ü", "b")
 
 
 @pytest.mark.parametrize("passes", [[], ["--feedback-passes", "exact"], ["--feedback-passes", "converged"]])

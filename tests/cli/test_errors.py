@@ -217,7 +217,7 @@ def test_token_ids_outside_the_vocabulary(tmp_path: Path) -> None:
         (["the", "--min-p", "1"], "min_p is at least 0 and below 1"),
         (["the", "--repetition-penalty", "0"], "repetition_penalty is a number above 0"),
         (["the", "--n", "0"], "n, the samples of each prompt, must be 1 to"),
-        (["the", "--stop", ""], "a stop string has at least one character"),
+        (["the", "--stop", ""], "a stop string must have at least one character"),
         (["the", "--overflow", "spill"], "unknown overflow 'spill' (known: refuse, slide)"),
         ([], "give a PROMPT or --prompts FILE"),
         (["the", "--prompts", "p.txt"], "give a PROMPT or --prompts FILE, not both"),

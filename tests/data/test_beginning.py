@@ -14,7 +14,7 @@ from fullband.data import Tokenizer, load_tokenizer
 from fullband.data.chat import ChatEncoder
 from fullband.data.chat_template import ChatTemplate, load_chat_template
 from fullband.decode import generate_texts
-from fullband.decode.generate import row_texts
+from fullband.decode.texts import RowText
 from fullband.evaluate.harness.text import HarnessText
 
 WITH_BOS = "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
@@ -106,7 +106,7 @@ def test_an_answer_in_training_is_tokens_of_the_whole_conversation(llama: Tokeni
 
 def test_new_tokens_keep_the_space_before_the_first_word(llama: Tokenizer) -> None:
     prompt, new = llama.begin("the"), llama.follow("the", " end the")
-    (row,) = row_texts(llama, [prompt], [], 1, 0)
+    row = RowText(llama, prompt, [], 0)
     assert "".join([*map(row.push, new), row.finish()]) == " end the" == llama.decode_behind(prompt, new)
     assert llama.decode_behind([1], llama.encode("the end")) == "the end", "nothing but a beginning stands before it"
     assert llama.decode_behind([], llama.encode("the end")) == "the end"

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fullband.amounts import duration, short
-from fullband.cli.completions import Completing, Request, add_reports, converged_json
+from fullband.cli.completions import Request, add_reports, converged_json
 from fullband.cli.console import json_text
 from fullband.cli.prompts import Prompt
-from fullband.decode.generate import NewText
 from fullband.decode.speculate import SpeculationReport
+from fullband.decode.texts import NewText, TextStream
 
 if TYPE_CHECKING:
     from fullband.data.tokenizer import Tokenizer
@@ -36,20 +37,30 @@ class Job:
     speculation  what self-speculation did in this run
     """
 
-    def __init__(self, model: LoadedModel, tokenizer: Tokenizer, prompts: list[Prompt], request: Request, batch_size: int, folder: str):
-        self._model, self._tokenizer, self._prompts, self._request = model, tokenizer, prompts, request
+    def __init__(
+        self,
+        model: LoadedModel,
+        tokenizer: Tokenizer,
+        prompts: list[Prompt],
+        tokens: list[list[int]],
+        request: Request,
+        batch_size: int,
+        folder: str,
+    ):
+        """`tokens` are those of the prompts."""
+        self._model, self._tokenizer, self._prompts, self._ids, self._request = model, tokenizer, prompts, tokens, request
         self._batch_size, self._folder = batch_size, folder
-        self.total = len(prompts) * request.samples
+        self.total = len(prompts) * request.options.n
         self.written = self.tokens = 0
         self.speculation = SpeculationReport()
 
     def identity(self, row: int) -> dict[str, Any]:
         """The part of a line that is known before anything is generated, by which an earlier run's line is recognised."""
-        prompt, mode = self._prompts[row // self._request.samples], self._request.mode
+        prompt, mode = self._prompts[row // self._request.options.n], self._request.mode
         return {
             "id": prompt.id,
             "prompt": prompt.text,
-            "sample": row % self._request.samples,
+            "sample": row % self._request.options.n,
             "model": self._folder,
             "mode": mode.name,
             "feedback_passes": mode.feedback_passes,
@@ -83,12 +94,13 @@ class Job:
 
     def run(self, file: IO[str], progress: BatchProgress) -> None:
         """Generate what is not written yet, and write each line as soon as it and all before it are complete."""
-        n, size = self._request.samples, self._batch_size
+        n, size = self._request.options.n, self._batch_size
         for start in range(self.written // n, len(self._prompts), size):
-            batch = self._prompts[start : start + size]
-            completing = Completing(self._model, self._tokenizer, [prompt.text for prompt in batch], self._request, first_key=start)
-            watch = progress.of_batch(start * n, completing.rows)
-            for row, completion in enumerate(completing.in_order(watch), start=start * n):
+            ids = self._ids[start : start + size]
+            options = replace(self._request.options, keys=range(start, start + len(ids)))  # the draws of a prompt depend on its number
+            stream = TextStream(self._model, self._tokenizer, ids, options)
+            watch = progress.of_batch(start * n, stream.rows)
+            for row, completion in enumerate(stream.completions(watch), start=start * n):
                 self.tokens += len(completion.tokens)
                 if row < self.written:
                     continue  # of a prompt whose other samples are missing
@@ -97,12 +109,12 @@ class Job:
                     "tokens": len(completion.tokens),
                     "finish_reason": completion.finish_reason,
                 }
-                if completing.converged is not None:
-                    record["converged"] = converged_json(completing.converged, row // n - start)
+                if stream.converged is not None:
+                    record["converged"] = converged_json(stream.converged, row // n - start)
                 file.write(json_text(record, file) + "\n")
                 file.flush()
                 self.written += 1
-            self.speculation = add_reports(self.speculation, completing.speculation)
+            self.speculation = add_reports(self.speculation, stream.speculation)
 
 
 class BatchProgress(AbstractContextManager["BatchProgress"]):

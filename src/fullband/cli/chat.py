@@ -6,7 +6,6 @@ import difflib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,16 +66,17 @@ def chat(
     Each turn is a new prompt: the whole conversation is prefilled again in the current mode. Without a terminal, each line of standard
     input is a turn or a command.
     """
-    from fullband.cli.completions import Request
+    from fullband.cli.completions import CHUNK, Request
     from fullband.cli.console import messages
     from fullband.cli.conversation import Conversation
     from fullband.data.chat_template import load_chat_template
-    from fullband.decode.modes import resolve_mode
-    from fullband.decode.options import Settings
+    from fullband.decode.options import GenerateOptions
 
-    settings: Settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     passes = None if feedback_passes is None else parse_feedback_passes(feedback_passes)
-    request = Request(resolve_mode(mode, passes), (), settings, dtype)
+    options = GenerateOptions(
+        mode=mode, feedback_passes=passes, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chunk=CHUNK
+    )
+    request = Request(options, dtype)
     network, tokenizer, folder = open_model(model, device, dtype)
     template = load_chat_template(folder)
     conversation = Conversation(network, tokenizer, template, request, system)
@@ -183,7 +183,7 @@ class Session:
         self.use(resolve_mode("fused", parse_feedback_passes(argument)))
 
     def use(self, mode: Mode) -> None:
-        self.conversation.request = replace(self.conversation.request, mode=mode)
+        self.conversation.request = self.conversation.request.in_mode(mode)
         self.note(f"mode {mode.name}" + (f", {mode.feedback_passes} feedback passes" if mode.name == "fused" else ""))
 
     def mode_of(self, name: str) -> Mode:

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fullband.cli.tables import print_table, table
-from fullband.decode.compare import MODES, Answer, Comparison
-from fullband.decode.generate import NewText
+from fullband.decode.compare import MODES, Comparison
 from fullband.decode.modes import ModeName
+from fullband.decode.texts import NewText, TextCompletion
 
 if TYPE_CHECKING:
     from fullband.cli.completions import Request
@@ -79,7 +79,7 @@ def print_answers(console: Console, found: Comparison) -> None:
     console.print(side_by_side)
 
 
-def split_at(answer: Answer, place: int | None) -> tuple[str, str | None, str]:
+def split_at(answer: TextCompletion, place: int | None) -> tuple[str, str | None, str]:
     """(text before token `place`, its own characters, text behind). None, "" = all equal; "" is also an answer that has ended there.
 
     A token without a whole character of its own stands for the one it begins.
@@ -92,7 +92,7 @@ def split_at(answer: Answer, place: int | None) -> tuple[str, str | None, str]:
     return "".join(answer.pieces[:place]), "".join(answer.pieces[place:end]), "".join(answer.pieces[end:])
 
 
-def marked(answer: Answer, place: int | None) -> Text:
+def marked(answer: TextCompletion, place: int | None) -> Text:
     """The answer with token `place` between » and «: the mark survives where there are no colours."""
     before, token, behind = (part if part is None else part.translate(UNSEEN) for part in split_at(answer, place))
     text = Text(before or "")

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fullband.cli.completions import Completing, Request
+from fullband.cli.completions import Request
 from fullband.data.chat_template import ChatTemplate, Message
 from fullband.decode.modes import Mode
+from fullband.decode.texts import TextStream
 
 if TYPE_CHECKING:
     from fullband.data.tokenizer import Tokenizer
@@ -50,7 +51,10 @@ class Conversation:
         self.model, self.tokenizer, self.template, self.system = model, tokenizer, template, system
         stop = template.stop
         ends_by_id = stop is not None and len(ids := tokenizer.follow("\n", stop)) == 1 and ids[0] in tokenizer.stops
-        self.request = request if stop is None or ends_by_id else replace(request, stop=(*request.stop, stop))
+        strings = request.options.stop_strings
+        if stop is not None and not ends_by_id:
+            strings = (*strings, stop)
+        self.request = replace(request, options=replace(request.options, stop=strings))
         self.turns: list[Turn] = []
 
     def say(self, user: str, on_text: Callable[[str], None]) -> Turn:
@@ -65,7 +69,7 @@ class Conversation:
         if not self.turns:
             raise ValueError("there is no turn to replay yet")
         *before, last = self.turns
-        turn = Turn(last.user, self._answer(before, last.user, replace(self.request, mode=mode), on_text))
+        turn = Turn(last.user, self._answer(before, last.user, self.request.in_mode(mode), on_text))
         self.turns[-1] = turn
         return turn
 
@@ -93,16 +97,14 @@ class Conversation:
 
         begun = time.perf_counter()
         prompt = self.template.render([*self.messages(before), {"role": "user", "content": user}])
-        length = len(self.tokenizer.begin(prompt))
+        tokens = self.tokenizer.begin(prompt)
+        options = replace(request.within(self.model.trunk.context).options, keys=[len(before)])
         text, made, reason = "", 0, "cancelled"
         try:
-            with reading_progress(
-                messages(), self.model, positions_to_run(length, [request.mode.feedback_passes]), "prefilling the conversation"
-            ):
-                completing = Completing(
-                    self.model, self.tokenizer, [prompt], request.within(self.model.trunk.context), first_key=len(before)
-                )
-            for new in completing:
+            positions = positions_to_run(len(tokens), [request.mode.feedback_passes])
+            with reading_progress(messages(), self.model, positions, "prefilling the conversation"):
+                stream = TextStream(self.model, self.tokenizer, [tokens], options)
+            for new in stream:
                 made += len(new.tokens)
                 reason = new.finished.get(0, reason)
                 if piece := new.texts.get(0):
@@ -110,6 +112,5 @@ class Conversation:
                     on_text(piece)
         except KeyboardInterrupt:
             reason = "cancelled"
-        seed = request.settings.get("seed", 0)
         mode = request.mode
-        return Answer(text, mode.name, mode.feedback_passes, seed, length, made, reason, time.perf_counter() - begun)
+        return Answer(text, mode.name, mode.feedback_passes, options.seed, len(tokens), made, reason, time.perf_counter() - begun)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
 from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model, parse_feedback_passes
 
 if TYPE_CHECKING:
-    from fullband.cli.completions import Completing, Request
+    from fullband.cli.completions import Request
     from fullband.cli.prompts import Prompt
     from fullband.data.tokenizer import Tokenizer
-    from fullband.decode.options import Settings
+    from fullband.decode.options import Overflow
     from fullband.decode.speculate import Speculation
     from fullband.loading import LoadedModel
 
@@ -130,31 +130,34 @@ def generate(
         raise ValueError("--prompts prints JSON already, a line for each completion; --json, a summary, needs --output")
 
     from fullband.cli.batch import check_output, check_writable
-    from fullband.cli.completions import DEFAULT_NEW_TOKENS, Request
+    from fullband.cli.completions import CHUNK, DEFAULT_NEW_TOKENS, Request
     from fullband.cli.console import messages
-    from fullband.cli.prompts import Prompt, check_prompts, read_prompts
-    from fullband.decode import resolve_mode
+    from fullband.cli.prompts import Prompt, read_prompts, tokenize_prompts
+    from fullband.decode.options import GenerateOptions
 
     passes = None if feedback_passes is None else parse_feedback_passes(feedback_passes)
-    settings: Any = {
-        "max_new_tokens": max_new_tokens,
-        "min_new_tokens": min_new_tokens,
-        "max_length": max_length,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "n": n,
-        "seed": seed,
-        "overflow": overflow,
-        "speculation": speculation_of(speculate, draft_length, draft_passes, draft_tolerance),
-        "compile": compile,
-    }
     if overflow == "slide" and max_new_tokens is None and max_length is None:
-        settings["max_new_tokens"] = DEFAULT_NEW_TOKENS
-    named = "fused" if compare else "soft" if mode is None else mode
-    request = Request(resolve_mode(named, passes), tuple(stop or ()), settings, dtype, quantize)
+        max_new_tokens = DEFAULT_NEW_TOKENS
+    options = GenerateOptions(
+        mode="fused" if compare else "soft" if mode is None else mode,
+        feedback_passes=passes,
+        stop=stop or (),
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        max_length=max_length,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        n=n,
+        seed=seed,
+        overflow=cast("Overflow", overflow),
+        speculation=speculation_of(speculate, draft_length, draft_passes, draft_tolerance),
+        compile=compile,
+        chunk=CHUNK,
+    )
+    request = Request(options, dtype, quantize)
     if output:
         check_output(output, resume)
     if html:
@@ -167,17 +170,17 @@ def generate(
 
         network = quantized(network, quantize)
     request = request.within(network.trunk.context)
-    lengths = check_prompts(chosen, tokenizer, network.trunk, request.options)
+    tokens = tokenize_prompts(chosen, tokenizer, network.trunk, request.options)
     for note in notes:  # not before: a refusal is one line
         messages().print(note, soft_wrap=True)
     try:
         if compare:
-            run_comparison(network, tokenizer, folder, chosen, request, batch_size, html, as_json, listed=prompts is not None)
+            run_comparison(network, tokenizer, folder, chosen, tokens, request, batch_size, html, as_json, listed=prompts is not None)
         elif prompts is None:
-            continue_prompt(network, tokenizer, folder, chosen[0], lengths[0], request, stream, as_json)
+            continue_prompt(network, tokenizer, folder, chosen[0], tokens[0], request, stream, as_json)
         else:
-            limit = max(request.options.limits(lengths, network.trunk), default=1)
-            continue_file(network, tokenizer, folder, chosen, request, limit, batch_size, output, as_json)
+            limit = max(request.options.limits([len(row) for row in tokens], network.trunk), default=1)
+            continue_file(network, tokenizer, folder, chosen, tokens, request, limit, batch_size, output, as_json)
     except KeyboardInterrupt:
         interrupted(output)
 
@@ -198,29 +201,28 @@ def continue_prompt(
     tokenizer: Tokenizer,
     folder: Path,
     prompt: Prompt,
-    length: int,
+    tokens: list[int],
     request: Request,
     stream: bool,
     as_json: bool,
 ) -> None:
     """One prompt to stdout: its continuation as it is made, its samples one after the other, or everything as one JSON object."""
-    from fullband.cli.completions import Completing, converged_json, converged_line, speculation_json, speculation_line
+    from fullband.cli.completions import converged_json, converged_line, speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
     from fullband.cli.reading import reading_progress
+    from fullband.decode.texts import TextStream
     from fullband.feedback.by_passes import positions_to_run
 
     begun = time.perf_counter()
-    streams = stream and not as_json and request.samples == 1
-    with reading_progress(messages(), network, positions_to_run(length, [request.mode.feedback_passes]), "prefilling the prompt"):
-        completing: Completing = Completing(network, tokenizer, [prompt.text], request)
-    converged = None if completing.converged is None else converged_json(completing.converged, 0)
+    streams = stream and not as_json and request.options.n == 1
+    with reading_progress(messages(), network, positions_to_run(len(tokens), [request.mode.feedback_passes]), "prefilling the prompt"):
+        made = TextStream(network, tokenizer, [tokens], request.options)
+    converged = None if made.converged is None else converged_json(made.converged, 0)
     completions = []
-    for sample, completion in enumerate(
-        completing.in_order(lambda new: print(new.texts.get(0, ""), end="", flush=True) if streams else None)
-    ):
+    for sample, completion in enumerate(made.completions(lambda new: print(new.texts.get(0, ""), end="", flush=True) if streams else None)):
         completions.append(completion)
         if not as_json and not streams:
-            print(f"--- sample {sample + 1} of {request.samples}\n{completion.text}" if request.samples > 1 else completion.text)
+            print(f"--- sample {sample + 1} of {request.options.n}\n{completion.text}" if request.options.n > 1 else completion.text)
     speculates = request.options.speculation is not None
     if as_json:
         print_json(
@@ -229,11 +231,11 @@ def continue_prompt(
                 "mode": request.mode.name,
                 "feedback_passes": request.mode.feedback_passes,
                 "prompt": prompt.text,
-                "prompt_tokens": length,
-                "completions": [{"sample": sample, **vars(completion)} for sample, completion in enumerate(completions)],
+                "prompt_tokens": len(tokens),
+                "completions": [{"sample": sample, **completion.to_json()} for sample, completion in enumerate(completions)],
                 "settings": request.to_json(),
                 "converged": converged,
-                "speculation": speculation_json(completing.speculation) if speculates else None,
+                "speculation": speculation_json(made.speculation) if speculates else None,
                 "seconds": time.perf_counter() - begun,
             }
         )
@@ -243,7 +245,7 @@ def continue_prompt(
     if converged is not None:
         messages().print(converged_line(converged), soft_wrap=True)
     if speculates:
-        messages().print(speculation_line(completing.speculation), soft_wrap=True)
+        messages().print(speculation_line(made.speculation), soft_wrap=True)
 
 
 def continue_file(
@@ -251,6 +253,7 @@ def continue_file(
     tokenizer: Tokenizer,
     folder: Path,
     prompts: list[Prompt],
+    tokens: list[list[int]],
     request: Request,
     limit: int,
     batch_size: int,
@@ -265,7 +268,7 @@ def continue_file(
     from fullband.cli.completions import speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
 
-    job = Job(network, tokenizer, prompts, request, batch_size, str(folder))
+    job = Job(network, tokenizer, prompts, tokens, request, batch_size, str(folder))
     if output is not None:
         job.skip_written(output)
     before, begun, console = job.written, time.perf_counter(), messages()
@@ -300,6 +303,7 @@ def run_comparison(
     tokenizer: Tokenizer,
     folder: Path,
     prompts: list[Prompt],
+    tokens: list[list[int]],
     request: Request,
     batch_size: int,
     html: Path | None,
@@ -309,15 +313,13 @@ def run_comparison(
     """The three modes side by side: in the terminal, as JSON, and as a page."""
     from fullband.cli import comparison
     from fullband.cli.comparison_page import page
-    from fullband.cli.completions import CHUNK
     from fullband.cli.console import messages, output, print_json
     from fullband.decode.compare import compare_modes
     from fullband.files import write_bytes
 
-    settings: Settings = {**request.settings, "chunk": CHUNK}
-    texts, passes = [prompt.text for prompt in prompts], request.mode.feedback_passes
+    texts = [prompt.text for prompt in prompts]
     with comparison.progress(messages(), len(prompts)) as watch:
-        found = compare_modes(network, tokenizer, texts, passes, stop=request.stop, batch_size=batch_size, on_step=watch, **settings)
+        found = compare_modes(network, tokenizer, texts, request.options, tokens, batch_size, watch)
     described = comparison.to_json(found, [prompt.id for prompt in prompts], str(folder), request)
     if html:
         write_bytes(html, page(found, described).encode())

@@ -59,13 +59,12 @@ def read_prompts(source: str, say: Callable[[str], None]) -> list[Prompt]:
     return prompts
 
 
-def check_prompts(prompts: list[Prompt], tokenizer: Tokenizer, trunk: Trunk, options: GenerateOptions) -> list[int]:
+def tokenize_prompts(prompts: list[Prompt], tokenizer: Tokenizer, trunk: Trunk, options: GenerateOptions) -> list[list[int]]:
     """The tokens of each prompt. Raises ValueError, naming file and line, for the first that cannot be continued as the options ask."""
     from fullband.decode.prompts import align_prompts
-    from fullband.decode.rows import kept_of
 
-    cut_to = kept_of(trunk.context) if options.overflow == "slide" else None
-    lengths = []
+    cut_to = options.cut_to(trunk.context)
+    ids = []
     for prompt in prompts:
         try:
             tokens = tokenizer.begin(prompt.text)
@@ -74,8 +73,8 @@ def check_prompts(prompts: list[Prompt], tokenizer: Tokenizer, trunk: Trunk, opt
         except ValueError as error:
             place = f"{prompt.where}: " if prompt.where else ""
             raise ValueError(f"{place}{str(error).replace('prompt 0', 'the prompt')}") from None
-        lengths.append(len(tokens))
-    return lengths
+        ids.append(tokens)
+    return ids
 
 
 def _lines(source: str) -> tuple[list[bytes], str]:

@@ -1,28 +1,20 @@
-"""Decoding: read prompts (`prefill`), choose a token (`Sampler`), read it too (`step`), and so on (`stream`, `generate`)."""
+"""Decoding: prompts (`prompts`) → state (`prefill`) → tokens (`engine`: `stream`, `generate`) → texts (`texts`: `generate_texts`)."""
 
 from fullband.decode.ahead import Rebuilt, rebuild_cache, score
-from fullband.decode.generate import (
-    Completion,
-    NewText,
-    TextCompletion,
-    collect,
-    generate,
-    generate_text,
-    generate_texts,
-    stream_texts,
-)
+from fullband.decode.engine import Completion, FinishReason, NewTokens, TokenStream, collect, generate, stream, stream_from
 from fullband.decode.history import TextSoFar
 from fullband.decode.modes import Mode, ModeName, resolve_mode, step
-from fullband.decode.options import GenerateOptions, LogitProcessor, Settings
+from fullband.decode.options import GenerateOptions, GenerateSettings, LogitProcessor
 from fullband.decode.prefill import SharedPrefix, prefill, prefill_after, prefill_converged, prefill_prefix, prefill_with_states
 from fullband.decode.sampling import Sampler, SamplingOptions
 from fullband.decode.speculate import Speculation, SpeculationReport
-from fullband.decode.steps import FinishReason, NewTokens, TokenStream, stream, stream_from
+from fullband.decode.texts import NewText, TextCompletion, TextStream, generate_text, generate_texts, stream_texts
 
 __all__ = [
     "Completion",
     "FinishReason",
     "GenerateOptions",
+    "GenerateSettings",
     "LogitProcessor",
     "Mode",
     "ModeName",
@@ -31,12 +23,12 @@ __all__ = [
     "Rebuilt",
     "Sampler",
     "SamplingOptions",
-    "Settings",
     "SharedPrefix",
     "Speculation",
     "SpeculationReport",
     "TextCompletion",
     "TextSoFar",
+    "TextStream",
     "TokenStream",
     "collect",
     "generate",

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
-from typing import Any, Unpack
+from typing import Any
 
 from fullband.data.tokenizer import Tokenizer
-from fullband.decode.generate import NewText, stream_texts
+from fullband.decode.engine import generate
 from fullband.decode.modes import Mode, ModeName, resolve_mode
-from fullband.decode.options import Settings
-from fullband.decode.rows import kept_of
-from fullband.decode.steps import FinishReason, stream
+from fullband.decode.options import GenerateOptions
+from fullband.decode.texts import NewText, TextCompletion, TextStream
 from fullband.feedback.passes import FeedbackModel
-from fullband.feedback_config import FeedbackPasses
 
 MODES: tuple[ModeName, ...] = ("standard", "soft", "fused")
 WARM_UP = 8  # tokens of the first prompt, read before the clock starts
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The new tokens of one prompt, the characters that became whole with each, and why it ended."""
-
-    tokens: list[int]
-    pieces: list[str]
-    finish_reason: FinishReason
-
-    @cached_property
-    def text(self) -> str:
-        return "".join(self.pieces)
 
 
 @dataclass(frozen=True)
@@ -45,7 +30,7 @@ class ModeAnswers:
     """
 
     mode: Mode
-    answers: list[Answer]
+    answers: list[TextCompletion]
     first_token_seconds: float
     seconds: float
     steps: int
@@ -109,80 +94,60 @@ def compare_modes(
     model: FeedbackModel,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
-    feedback_passes: FeedbackPasses | None = None,
-    *,
-    stop: str | Sequence[str] = (),
+    options: GenerateOptions,
+    tokens: Sequence[Sequence[int]] | None = None,
     batch_size: int = 16,
     on_step: Callable[[ModeName, int, NewText], None] | None = None,
-    **settings: Unpack[Settings],
 ) -> Comparison:
-    """Continue every prompt once in each mode, with the same settings and random numbers. Compute is not equal: Fused reads the
-    prompts in 1 + `feedback_passes` passes (default 1), the others in one (`Comparison.positions_read`).
+    """Continue every prompt once in each mode, with the same settings and random numbers. Compute is not equal: Fused runs the
+    prompts in 1 + `options.feedback_passes` passes (default 1), the others in one (`Comparison.positions_read`).
 
-    batch_size  prompts read at a time; times are for all batches together
+    options     its mode says nothing here
+    tokens      ids of the prompts where they were encoded already
+    batch_size  prompts prefilled at a time; times are for all batches together
     on_step     called with the mode, the number of the batch's first prompt and each step
 
-    Other arguments and errors are those of `stream_texts`. ValueError for n above 1: samples have no partners.
+    Errors are those of `stream_texts`. ValueError for n above 1: samples have no partners.
     """
-    if settings.get("n", 1) != 1:
-        raise ValueError(f"a comparison takes one answer of each mode, not n={settings['n']}")
+    if options.n != 1:
+        raise ValueError(f"a comparison takes one answer of each mode, not n={options.n}")
     if batch_size < 1:
-        raise ValueError(f"a batch has at least one prompt, not {batch_size}")
-    modes = [resolve_mode(name, feedback_passes if name == "fused" else None) for name in MODES]
-    lengths = [len(tokenizer.begin(prompt)) for prompt in prompts]
-    context, given = model.trunk.context, settings.get("keys")
-    keys = range(len(prompts)) if given is None else given
-    if settings.get("overflow") == "slide":
-        lengths = [length if length <= context else kept_of(context) for length in lengths]
-    _warm_up(model, tokenizer, prompts[0])
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    ids = [tokenizer.begin(prompt) for prompt in prompts] if tokens is None else tokens
+    context, keys = model.trunk.context, range(len(prompts)) if options.keys is None else options.keys
+    cut_to = options.cut_to(context)
+    lengths = [len(row) if cut_to is None or len(row) <= context else cut_to for row in ids]
+    _warm_up(model, ids[0])
     by_mode: dict[ModeName, ModeAnswers] = {}
-    for mode in modes:
-        answers: list[Answer] = []
+    for mode in (resolve_mode(name, options.feedback_passes if name == "fused" else None) for name in MODES):
+        answers: list[TextCompletion] = []
         first, steps, begun = 0.0, 0, time.perf_counter()
         for start in range(0, len(prompts), batch_size):
-            batch = prompts[start : start + batch_size]
-            gathered = [_Gathered() for _ in batch]
-            opened, made = time.perf_counter(), 0
-            passes = mode.feedback_passes if mode.name == "fused" else None
-            own: Settings = {**settings, "keys": keys[start : start + batch_size]}
-            for new in stream_texts(model, tokenizer, batch, mode.name, passes, stop=stop, **own):
-                made += 1
-                if made == 1:
-                    first += time.perf_counter() - opened
-                for row, answer in enumerate(gathered):
-                    answer.take(row, new)
-                if on_step is not None:
-                    on_step(mode.name, start, new)
-            steps += made - 1
-            answers += [answer.answer() for answer in gathered]
+            here, opened = slice(start, start + batch_size), time.perf_counter()
+            own = replace(options, mode=mode.name, feedback_passes=mode.feedback_passes, keys=keys[here])
+            clock = _Clock(None if on_step is None else partial(on_step, mode.name, start))
+            answers += TextStream(model, tokenizer, ids[here], own).completions(clock)
+            first += clock.times[0] - opened
+            steps += len(clock.times) - 1
         by_mode[mode.name] = ModeAnswers(mode, answers, first, time.perf_counter() - begun, steps)
     return Comparison(list(prompts), lengths, by_mode)
 
 
-class _Gathered:
-    """An answer under way."""
+class _Clock:
+    """When each step ended."""
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.pieces: list[str] = []
-        self.reason: FinishReason | None = None
+    def __init__(self, watch: Callable[[NewText], None] | None):
+        self.times: list[float] = []
+        self._watch = watch
 
-    def take(self, row: int, new: NewText) -> None:
-        if row in new.tokens:
-            self.tokens.append(new.tokens[row])
-            self.pieces.append(new.texts.get(row, ""))
-        elif row in new.texts:  # a stop id set free what was held back
-            self.pieces[-1] += new.texts[row]
-        self.reason = new.finished.get(row, self.reason)
-
-    def answer(self) -> Answer:
-        assert self.reason is not None
-        return Answer(self.tokens, self.pieces, self.reason)
+    def __call__(self, new: NewText) -> None:
+        self.times.append(time.perf_counter())
+        if self._watch is not None:
+            self._watch(new)
 
 
-def _warm_up(model: FeedbackModel, tokenizer: Tokenizer, prompt: str) -> None:
+def _warm_up(model: FeedbackModel, prompt: Sequence[int]) -> None:
     """Two tokens in fused mode: what a device does only once should not be counted against the mode that comes first."""
-    tokens = tokenizer.begin(prompt)[: min(WARM_UP, model.trunk.context - 2)]
+    tokens = prompt[: min(WARM_UP, model.trunk.context - 2)]
     if tokens and model.trunk.context > 2:
-        for _ in stream(model, [tokens], "fused", max_new_tokens=2):
-            pass
+        generate(model, [tokens], "fused", max_new_tokens=2)

@@ -1,4 +1,4 @@
-"""What can be asked of generation: the keywords of `stream`, `generate`, `generate_texts` and the others, checked in one place."""
+"""What can be asked of generation: one object from the command line to the token loop, checked in one place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Literal, Protocol, TypedDict, get_args
 from torch import Tensor
 
 from fullband.decode.history import TextSoFar
+from fullband.decode.modes import Mode, resolve_mode
 from fullband.decode.sampling import SamplingOptions
 from fullband.decode.speculate import Speculation
+from fullband.feedback_config import FeedbackPasses
 from fullband.trunk.protocol import Trunk
 
 LogitProcessor = Callable[[Tensor, TextSoFar], Tensor]  # logits [N, V] of the rows still in the batch -> logits [N, V]
@@ -23,9 +25,10 @@ class Event(Protocol):
     def is_set(self) -> bool: ...
 
 
-class Settings(TypedDict, total=False):
-    """The keywords; `GenerateOptions` says what they mean."""
+class GenerateSettings(TypedDict, total=False):
+    """The keywords of `generate`, `generate_texts` and the others; `GenerateOptions` says what they mean."""
 
+    stop: str | Sequence[str]
     max_new_tokens: int | None
     max_length: int | None
     min_new_tokens: int
@@ -54,10 +57,13 @@ MOST_SAMPLES, MOST_TOKENS = 2**16, 10**9  # above which a number is a slip
 class GenerateOptions(SamplingOptions):
     """Sampling, and what else can be asked. A row is one sample of one prompt: sample s of prompt i is row i·n + s.
 
+    mode, feedback_passes  as in `resolve_mode`
+    stop            strings that end a row's text where they begin. They are looked for in the text made by the row, across tokens; the one
+                    that is complete first counts. For texts: `stream_texts`, `generate_texts`, `generate_text`
     max_new_tokens  tokens a row makes at most; None = as many as `max_length` or the context leave room for
     max_length      tokens a row has at most, prompt included; None = no such limit
     min_new_tokens  tokens a row makes at least: no stop id before them, and no stop string begins in the text before them
-    stop_ids        end a row; they are not among its tokens
+    stop_ids        end a row; they are not among its tokens. None = none, and for texts the tokenizer's own
     n               samples of each prompt, which is read once
     keys            an integer ≥ 0 for each prompt, on which its draws depend, with the seed and the number of the sample, and on nothing
                     else; None = the prompts' numbers 0, 1, 2, …. A prompt that keeps its key keeps its text, in any batch and any order
@@ -79,10 +85,13 @@ class GenerateOptions(SamplingOptions):
     Raises ValueError for values that mean nothing or contradict each other.
     """
 
+    mode: str = "soft"
+    feedback_passes: FeedbackPasses | None = None
+    stop: str | Sequence[str] = ()
     max_new_tokens: int | None = None
     max_length: int | None = None
     min_new_tokens: int = 0
-    stop_ids: Collection[int] | None = ()
+    stop_ids: Collection[int] | None = None
     n: int = 1
     keys: Sequence[int] | None = None
     processors: Sequence[LogitProcessor] = ()
@@ -95,6 +104,9 @@ class GenerateOptions(SamplingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        resolve_mode(self.mode, self.feedback_passes)
+        if "" in self.stop_strings:
+            raise ValueError("a stop string must have at least one character")
         if self.max_new_tokens is not None and not 1 <= self.max_new_tokens <= MOST_TOKENS:
             raise ValueError(f"max_new_tokens must be 1 to {MOST_TOKENS}, got {self.max_new_tokens}")
         if self.max_length is not None and self.max_length < 2:
@@ -113,6 +125,18 @@ class GenerateOptions(SamplingOptions):
             if self.in_fixed_buffers and other:
                 how = "compile" if self.compile else "static"
                 raise ValueError(f"{how} decodes in fixed buffers, which {name} cannot use: leave out one of the two")
+
+    @property
+    def resolved_mode(self) -> Mode:
+        return resolve_mode(self.mode, self.feedback_passes)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def cut_to(self, context: int) -> int | None:
+        """The last tokens that are left of a prompt longer than the context; None = such a prompt is refused."""
+        return kept_of(context) if self.overflow == "slide" else None
 
     @property
     def in_fixed_buffers(self) -> bool:
@@ -159,3 +183,8 @@ class GenerateOptions(SamplingOptions):
         if self.min_new_tokens > limit:
             raise ValueError(f"prompt {number} makes at most {limit} tokens, fewer than min_new_tokens={self.min_new_tokens}")
         return limit
+
+
+def kept_of(context: int) -> int:
+    """The tokens that a text keeps when it slides: half the context."""
+    return max(1, context // 2)

@@ -77,23 +77,23 @@ def prefill(
 
     Raises ValueError for a prompt that is empty, longer than the context or outside the vocabulary, and for other settings.
     """
-    return prefill_aligned(model, align_prompts(model.trunk, prompts, mask), feedback_passes, chunk, keep)
+    return prefill_reported(model, align_prompts(model.trunk, prompts, mask), feedback_passes, chunk, keep)[0]
 
 
 @torch.no_grad()
-def prefill_aligned(
+def prefill_reported(
     model: FeedbackModel,
     aligned: AlignedPrompts,
     feedback_passes: FeedbackPasses = 0,
     chunk: int | None = None,
     keep: CacheKeep = "window",
-) -> DecodeState:
-    """`prefill` of prompts that are aligned already."""
+) -> tuple[DecodeState, ConvergedReport | None]:
+    """`prefill` of prompts that are aligned already, and what it took to converge where that was asked for."""
     if feedback_passes == "converged":
-        return prefill_converged(model, aligned, keep=keep)[0]
+        return prefill_converged(model, aligned, keep=keep)
     for done, output in run_chunks(model, aligned, Prefilled.empty(feedback_passes), chunk, keep):  # noqa: B007  (earlier ones are dropped)
         pass
-    return done.state(aligned, output.top_BTD[:, -1])
+    return done.state(aligned, output.top_BTD[:, -1]), None
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 `modes.step` makes a new state at every token, with a cache that grows. Here the same step works on buffers that stay where they are,
 and looks at no value on the host. So it can be compiled once (torch.compile removes the many small kernels that a single token is made
-of) or recorded as a CUDA graph. `StaticRows` generates with it.
+of) or recorded as a CUDA graph. `StaticBatch` generates with it.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class StaticStepper:
         self.state.positions_B.copy_(state.positions_B)
 
 
-class StaticRows:
-    """`Rows` in fixed buffers: a row that leaves stays in the batch, unheard, until all have left."""
+class StaticBatch:
+    """`RunningBatch` in fixed buffers: a row that leaves stays in the batch, unheard, until all have left."""
 
     def __init__(self, model: FeedbackModel, mode: Mode, state: DecodeState, limits: Sequence[int], compile: bool):
         """`limits` are the most tokens that each row makes. To be compiled, rows and capacity are rounded up to powers of two and all

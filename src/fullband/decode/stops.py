@@ -5,14 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def check_stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    """The stop strings. Raises ValueError for an empty one: it would end every text at once."""
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    if "" in strings:
-        raise ValueError("a stop string has at least one character")
-    return strings
-
-
 class StopFilter:
     """Text up to the first stop string, whatever the pieces in which it arrives.
 

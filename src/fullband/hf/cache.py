@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 
 from fullband.decode.modes import Mode, resolve_mode, step
-from fullband.decode.prefill import Prefilled, prefill_aligned, run_chunks
+from fullband.decode.prefill import Prefilled, prefill_reported, run_chunks
 from fullband.decode.prompts import AlignedPrompts, align_prompts
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
@@ -70,7 +70,7 @@ class FeedbackCache(TransformersCache):
         aligned = align_prompts(model.trunk, tokens_BT, mask_BT)
         if not self._resumable or passes == "converged":  # whose passes differ from window to window: none can be gone on with
             self._snapshot = None
-            self.state = prefill_aligned(model, aligned, passes, chunk)
+            self.state, _ = prefill_reported(model, aligned, passes, chunk)
             return self.state.top_BD
         before, rest = Prefilled.empty(passes), aligned
         if self._snapshot is not None and self._snapshot.feedback_passes == passes:

@@ -90,7 +90,7 @@ def roll_out(
             text.tokenizer,
             [ids[problem.number][-room:] for problem in batch],
             setting.mode,
-            setting.feedback_passes if setting.mode == "fused" else None,
+            setting.feedback_passes,
             stop=batch[0].stops,
             keys=[problem.number for problem in batch],
             n=setting.n,

@@ -228,9 +228,9 @@ class FullBandLM(TemplateLM):
         return settings, until
 
     def _generate(self, prompts: list[list[int]], keys: list[int], until: list[str], settings: dict[str, Any]) -> list[str]:
-        passes = self.mode.feedback_passes if self.mode.name == "fused" else None
         settings = settings | {"stop_ids": self.text.stops, "keys": keys, "seed": self.seed}
-        completions = generate_texts(self.model, self.text.tokenizer, prompts, self.mode.name, passes, stop=until, **settings)
+        mode, tokenizer = self.mode, self.text.tokenizer
+        completions = generate_texts(self.model, tokenizer, prompts, mode.name, mode.feedback_passes, stop=until, **settings)
         texts = [self.text.decode(completion.tokens, prompt) for completion, prompt in zip(completions, prompts, strict=True)]
         return [postprocess_generated_text(text, until, None) for text in texts]
 

@@ -1,29 +1,37 @@
-"""Generation step by step: read the prompts, choose a token for every row, read it too, and so on. Everything else is built on it."""
+"""The token loop, which knows no text: prefill the prompts, choose a token for every row, run it, and so on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from fullband.decode.history import NO_TOKEN, History, TextSoFar
-from fullband.decode.modes import Mode, resolve_mode
-from fullband.decode.options import GenerateOptions, Settings
-from fullband.decode.prefill import prefill_aligned
+from fullband.decode.options import GenerateOptions, GenerateSettings
+from fullband.decode.prefill import prefill_reported
 from fullband.decode.prompts import AlignedPrompts, TokenLists, align_prompts
-from fullband.decode.rows import Rows, kept_of
+from fullband.decode.running import RunningBatch
 from fullband.decode.sampling import Sampler, penalize_repetition, precise
 from fullband.decode.speculate import SpeculationReport
-from fullband.decode.static import StaticRows
+from fullband.decode.static import StaticBatch
+from fullband.feedback.converged import ConvergedReport
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
 from fullband.feedback_config import FeedbackPasses
 
 FinishReason = Literal["stop", "length", "cancelled"]  # a stop id or stop string was made; the row is as long as it may be
 _REASONS: tuple[FinishReason | None, ...] = (None, "length", "stop")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The new tokens of one row, without prompt and stop id, and why it ended."""
+
+    tokens: list[int]
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,19 @@ class NewTokens:
     finished: dict[int, FinishReason]
 
 
+def generate(
+    model: FeedbackModel,
+    prompts: TokenLists | Tensor,
+    mode: str = "soft",
+    feedback_passes: FeedbackPasses | None = None,
+    *,
+    mask: Tensor | None = None,
+    **settings: Unpack[GenerateSettings],
+) -> list[Completion]:
+    """n completions a prompt, prompt by prompt. Arguments and errors are those of `stream`."""
+    return collect(stream(model, prompts, mode, feedback_passes, mask=mask, **settings))
+
+
 def stream(
     model: FeedbackModel,
     prompts: TokenLists | Tensor,
@@ -41,23 +62,25 @@ def stream(
     feedback_passes: FeedbackPasses | None = None,
     *,
     mask: Tensor | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[GenerateSettings],
 ) -> TokenStream:
     """The new tokens of all rows, one step at a time; rows that finish leave the batch.
 
-    prompts, mask          as in `prefill`
-    mode, feedback_passes  as in `resolve_mode`
-    settings               as in `GenerateOptions`
+    prompts, mask                    as in `prefill`
+    mode, feedback_passes, settings  as in `GenerateOptions`
 
-    The prompts are read at once, the tokens made as they are asked for. Raises ValueError for bad prompts or settings, before anything is
-    read; and at a step whose logits, as the model and the logit processors made them, leave no token to choose.
+    The prompts are prefilled at once, the tokens made as they are asked for. Raises ValueError for bad prompts or settings, before anything
+    is computed; and at a step whose logits, as the model and the logit processors made them, leave no token to choose.
     """
-    options = GenerateOptions(**settings)
-    resolved = resolve_mode(mode, feedback_passes)
-    aligned = align_prompts(model.trunk, prompts, mask, cut_to=kept_of(model.trunk.context) if options.overflow == "slide" else None)
-    plan = _Plan(model, options, aligned.lengths_B.tolist())
-    state = prefill_aligned(model, aligned, resolved.feedback_passes, options.chunk)
-    return TokenStream(model, resolved, state, plan, _tokens_of(aligned))
+    return stream_prompts(model, prompts, _without_texts(GenerateOptions(mode=mode, feedback_passes=feedback_passes, **settings)), mask)
+
+
+def stream_prompts(model: FeedbackModel, prompts: TokenLists | Tensor, options: GenerateOptions, mask: Tensor | None = None) -> TokenStream:
+    """`stream` with its options as one object."""
+    aligned = align_prompts(model.trunk, prompts, mask, options.cut_to(model.trunk.context))
+    rows = _Rows.of(model, options, aligned.lengths_B.tolist())  # before anything is computed
+    state, converged = prefill_reported(model, aligned, options.resolved_mode.feedback_passes, options.chunk)
+    return TokenStream(model, state, options, rows, _tokens_of(aligned), converged)
 
 
 def stream_from(
@@ -68,20 +91,19 @@ def stream_from(
     *,
     prompts: TokenLists | Tensor | None = None,
     mask: Tensor | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[GenerateSettings],
 ) -> TokenStream:
     """`stream` from a state that `prefill` made (with the mode's feedback passes). The state stays valid: it can be continued again,
-    with another seed or mode, in n samples at a time, and each continuation equals that of prompts read anew.
+    with another seed or mode, in n samples at a time, and each continuation equals that of prompts prefilled anew.
 
-    prompts, mask  what the state has read. Needed where a token looks back at the text: by a repetition penalty and by
+    prompts, mask  what the state was made of. Needed where a token looks back at the text: by a repetition penalty and by
                    overflow="slide"; logit processors see new tokens only without them
 
-    Raises ValueError as `stream`, for prompts that the state cannot have read, and where they are needed and not given.
+    Raises ValueError as `stream`, for prompts that the state cannot be of, and where they are needed and not given.
     """
-    options = GenerateOptions(**settings)
-    resolved = resolve_mode(mode, feedback_passes)
+    options = _without_texts(GenerateOptions(mode=mode, feedback_passes=feedback_passes, **settings))
     lengths: list[int] = state.positions_B.tolist()
-    plan = _Plan(model, options, lengths)
+    rows = _Rows.of(model, options, lengths)
     if prompts is None:
         for needed, name in ((options.repetition_penalty != 1, "repetition_penalty"), (options.overflow == "slide", "overflow='slide'")):
             if needed:
@@ -92,43 +114,73 @@ def stream_from(
         if aligned.lengths_B.tolist() != lengths:
             raise ValueError(f"the state has read {lengths} tokens, the prompts have {aligned.lengths_B.tolist()}")
         tokens_BT = _tokens_of(aligned)
-    return TokenStream(model, resolved, state.fork(), plan, tokens_BT)
+    return TokenStream(model, state.fork(), options, rows, tokens_BT)
 
 
-class _Plan:
-    """What is settled before anything is read: of every row its key, and the most tokens it makes; the stop ids."""
+def collect(steps: TokenStream) -> list[Completion]:
+    """One completion for each row that a stream still has, in order."""
+    tokens: dict[int, list[int]] = {}
+    reasons: dict[int, FinishReason] = {}
+    for new in steps:
+        for row, token in new.tokens.items():
+            tokens.setdefault(row, []).append(token)
+        reasons |= new.finished
+    return [Completion(tokens.get(row, []), reasons[row]) for row in sorted(reasons)]
 
-    def __init__(self, model: FeedbackModel, options: GenerateOptions, lengths: list[int]):
-        self.options = options
-        self.keys = options.row_keys(len(lengths))
-        self.limits = [limit for limit in options.limits(lengths, model.trunk) for _ in range(options.n)]
-        self.stops = options.stops(model.trunk.vocab_size)
+
+def _without_texts(options: GenerateOptions) -> GenerateOptions:
+    if options.stop_strings:
+        raise ValueError("stop strings need a tokenizer: use stream_texts, generate_texts or generate_text, or stop_ids")
+    return options
+
+
+class _Rows(NamedTuple):
+    """Of every row its key, and the most tokens it makes; the stop ids."""
+
+    keys: list[tuple[int, int]]
+    limits: list[int]
+    stops: list[int]
+
+    @classmethod
+    def of(cls, model: FeedbackModel, options: GenerateOptions, lengths: list[int]) -> _Rows:
+        """Raises ValueError for what doesn't go together."""
+        limits = [limit for limit in options.limits(lengths, model.trunk) for _ in range(options.n)]
+        return cls(options.row_keys(len(lengths)), limits, options.stops(model.trunk.vocab_size))
 
 
 class TokenStream(Iterator[NewTokens]):
     """Iterates over the steps of generation. A row can be dropped at any time, and so can the whole stream."""
 
-    def __init__(self, model: FeedbackModel, mode: Mode, state: DecodeState, plan: _Plan, tokens_BT: Tensor):
-        """`tokens_BT` is what the state has read, as far as it is known, -1 in padding. Made by `stream` and `stream_from`."""
-        options, device = plan.options, state.top_BD.device
-        self._model, self._options = model, options
+    def __init__(
+        self,
+        model: FeedbackModel,
+        state: DecodeState,
+        options: GenerateOptions,
+        rows: _Rows,
+        tokens_BT: Tensor,
+        converged: ConvergedReport | None = None,
+    ):
+        """Made by `stream` and `stream_from`. `tokens_BT` is what the state was made of, as far as it is known, -1 in padding; `converged`
+        what that took, where passes were repeated until the states settled."""
+        device, mode = state.top_BD.device, options.resolved_mode
+        self._model, self._options, self.converged = model, options, converged
         texts_NT = tokens_BT.repeat_interleave(options.n, dim=0)
         repeated = state if options.n == 1 else state.repeat(options.n)
         self.speculation_report = SpeculationReport()
-        self._rows: Rows | StaticRows
+        self._rows: RunningBatch | StaticBatch
         if options.in_fixed_buffers:
-            self._rows = StaticRows(model, mode, repeated, plan.limits, options.compile)
+            self._rows = StaticBatch(model, mode, repeated, rows.limits, options.compile)
         else:
-            self._rows = Rows(model, mode, repeated, options.chunk, options.speculation, texts_NT, self.speculation_report)
-        self._sampler = Sampler(options, plan.keys, max(plan.limits), device)
-        self._stops_S = torch.tensor(plan.stops, dtype=torch.long, device=device)
-        self._limits_N = torch.tensor(plan.limits, device=device)
-        self._rows_N = torch.arange(len(plan.keys), device=device)
+            self._rows = RunningBatch(model, mode, repeated, options.chunk, options.speculation, texts_NT, self.speculation_report)
+        self._sampler = Sampler(options, rows.keys, max(rows.limits), device)
+        self._stops_S = torch.tensor(rows.stops, dtype=torch.long, device=device)
+        self._limits_N = torch.tensor(rows.limits, device=device)
+        self._rows_N = torch.arange(len(rows.keys), device=device)
         self._numbers = self._rows_N.tolist()  # of the rows still in the batch
         self._history: History | None = None
         if options.processors or options.repetition_penalty != 1 or options.overflow == "slide":
             vocab_size = model.trunk.vocab_size if options.repetition_penalty != 1 else None
-            self._history = History(texts_NT, max(plan.limits), vocab_size)
+            self._history = History(texts_NT, max(rows.limits), vocab_size)
         self._made = 0
         self._unread_N: Tensor | None = None  # the tokens of the last step, which nothing has read yet
         self._leaving: set[int] = set()

@@ -1,4 +1,4 @@
-"""The rows that are being decoded: one batch, and one more for those that slid over the end of the context together."""
+"""The sequences that are being decoded: one batch, and one more for those that slid over the end of the context together."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fullband.decode.modes import Mode, step
+from fullband.decode.options import kept_of
 from fullband.decode.prefill import prefill
 from fullband.decode.speculate import LookAhead, Speculation, SpeculationReport
 from fullband.feedback.passes import FeedbackModel
@@ -28,7 +29,7 @@ class _Batch:
     ahead: LookAhead | None = None
 
 
-class Rows:
+class RunningBatch:
     """Decode states of N rows.
 
     Rows that fill the context at the same step are read again together and make a batch of their own, so that a row's numbers never
@@ -112,11 +113,6 @@ class Rows:
 
     def _room(self, state: DecodeState) -> int:
         return self._model.trunk.context - int(state.positions_B.max())
-
-
-def kept_of(context: int) -> int:
-    """The tokens that a text keeps when it slides: half the context."""
-    return max(1, context // 2)
 
 
 def _part(batch: _Batch, chosen_M: Tensor) -> _Batch | None:

@@ -1,0 +1,169 @@
+"""From texts to texts: prompts are tokenised, continued by the token loop, and what becomes whole is given out (`TextStream`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+from fullband.data.tokenizer import Tokenizer
+from fullband.decode.engine import FinishReason, stream_prompts
+from fullband.decode.options import GenerateOptions, GenerateSettings
+from fullband.decode.speculate import SpeculationReport
+from fullband.decode.stops import StopFilter
+from fullband.feedback.passes import FeedbackModel
+from fullband.feedback_config import FeedbackPasses
+
+
+@dataclass(frozen=True)
+class TextCompletion:
+    """The new text of one row, without stop string; the tokens it made, those of the stop string included; why it ended; and the
+    characters that became whole with each token."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    pieces: list[str] = field(default_factory=list, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"text": self.text, "tokens": self.tokens, "finish_reason": self.finish_reason}
+
+
+@dataclass(frozen=True)
+class NewText:
+    """One step of generation, by row number: the characters that became whole, the tokens made, and the rows that finished."""
+
+    texts: dict[int, str]
+    tokens: dict[int, int]
+    finished: dict[int, FinishReason]
+
+
+class TextStream(Iterator[NewText]):
+    """The continuations of texts, one step at a time. Only whole characters are given out, and none that could still be a stop string's.
+
+    rows        of all prompts: sample s of prompt i is row i·n + s
+    converged   what prefilling took where passes were repeated until the states settled; None otherwise
+    """
+
+    def __init__(self, model: FeedbackModel, tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]], options: GenerateOptions):
+        """Prefills the prompts: texts, which begin as the tokenizer begins texts (`Tokenizer.begin`), or their ids where they were encoded
+        already. Raises ValueError as `stream`."""
+        if isinstance(prompts, str):
+            raise ValueError("prompts is a list of texts; give [text] for one")
+        if options.stop_ids is None:
+            options = replace(options, stop_ids=[token for token in tokenizer.stops if token < model.trunk.vocab_size])
+        ids = [tokenizer.begin(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        self._steps = stream_prompts(model, ids, options)
+        self.rows, self.converged = self._steps.rows, self._steps.converged
+        self._texts = [RowText(tokenizer, ids[row // options.n], options.stop_strings, options.min_new_tokens) for row in range(self.rows)]
+
+    @property
+    def speculation(self) -> SpeculationReport:
+        """What self-speculation has done so far."""
+        return self._steps.speculation_report
+
+    def __next__(self) -> NewText:
+        new, texts = next(self._steps), self._texts
+        pieces = {row: texts[row].push(token) for row, token in new.tokens.items()}
+        for row in new.finished:
+            pieces[row] = pieces.get(row, "") + texts[row].finish()
+        stopped: dict[int, FinishReason] = {row: "stop" for row in pieces if texts[row].stopped}
+        self._steps.drop(stopped)
+        return NewText({row: piece for row, piece in pieces.items() if piece}, new.tokens, {**new.finished, **stopped})
+
+    def close(self) -> None:
+        """All rows leave, now."""
+        self._steps.close()
+
+    def completions(self, watch: Callable[[NewText], None] | None = None) -> Iterator[TextCompletion]:
+        """The completion of row 0, 1, 2, …, each as soon as it and all before it are complete. `watch` sees every step."""
+        tokens: list[list[int]] = [[] for _ in range(self.rows)]
+        pieces: list[list[str]] = [[] for _ in range(self.rows)]
+        whole: dict[int, TextCompletion] = {}
+        next_row = 0
+        for new in self:
+            for row, token in new.tokens.items():
+                tokens[row].append(token)
+                pieces[row].append(new.texts.get(row, ""))
+            for row, reason in new.finished.items():
+                if row not in new.tokens and row in new.texts:  # a stop id set free what was held back
+                    pieces[row][-1] += new.texts[row]
+                whole[row] = TextCompletion("".join(pieces[row]), tokens[row], reason, pieces[row])
+            if watch is not None:
+                watch(new)
+            while next_row in whole:
+                yield whole.pop(next_row)
+                next_row += 1
+
+
+def stream_texts(
+    model: FeedbackModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str | Sequence[int]],
+    mode: str = "soft",
+    feedback_passes: FeedbackPasses | None = None,
+    **settings: Unpack[GenerateSettings],
+) -> TextStream:
+    """The continuations of texts, one step at a time. Arguments are those of `TextStream` and `GenerateOptions`. Errors are raised now."""
+    return TextStream(model, tokenizer, prompts, GenerateOptions(mode=mode, feedback_passes=feedback_passes, **settings))
+
+
+def generate_texts(
+    model: FeedbackModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str | Sequence[int]],
+    mode: str = "soft",
+    feedback_passes: FeedbackPasses | None = None,
+    *,
+    on_text: Callable[[int, str], None] | None = None,
+    **settings: Unpack[GenerateSettings],
+) -> list[TextCompletion]:
+    """n continuations a text, prompt by prompt. `on_text(row, piece)` gets them piece by piece, each of whole characters.
+
+    Other arguments and errors are those of `stream_texts`.
+    """
+
+    def hand_on(new: NewText) -> None:
+        if on_text is not None:
+            for row, piece in new.texts.items():
+                on_text(row, piece)
+
+    return list(stream_texts(model, tokenizer, prompts, mode, feedback_passes, **settings).completions(hand_on))
+
+
+def generate_text(
+    model: FeedbackModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    mode: str = "soft",
+    feedback_passes: FeedbackPasses | None = None,
+    *,
+    on_text: Callable[[str], None] | None = None,
+    **settings: Unpack[GenerateSettings],
+) -> TextCompletion:
+    """The continuation of one text. `on_text` gets it piece by piece. Other arguments and errors are those of `stream_texts`;
+    ValueError for n above 1, which is for `generate_texts`."""
+    if settings.get("n", 1) > 1:
+        raise ValueError(f"generate_text makes one text, not n={settings['n']}; generate_texts makes more")
+    give = None if on_text is None else lambda row, piece: on_text(piece)
+    return generate_texts(model, tokenizer, [prompt], mode, feedback_passes, on_text=give, **settings)[0]
+
+
+class RowText:
+    """Tokens of one row to text that can be given out."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], strings: Sequence[str], unsearched: int):
+        """The text follows that of the prompt's ids. No stop string begins in the text of the first `unsearched` tokens."""
+        self._decoder, self._filter, self._unsearched = tokenizer.stream(prompt), StopFilter(strings), unsearched
+
+    @property
+    def stopped(self) -> bool:
+        return self._filter.stopped
+
+    def push(self, token: int) -> str:
+        piece = self._decoder.push(token)
+        self._unsearched -= 1
+        return piece if self._unsearched >= 0 else self._filter.push(piece)
+
+    def finish(self) -> str:
+        return self._filter.push(self._decoder.finish()) + self._filter.finish()
