@@ -1,4 +1,4 @@
-"""Latent feedback for language models: train, read and decode full-bandwidth transformers.
+"""Latent feedback for language models: train, evaluate and decode full-bandwidth transformers.
 
     from fullband import FullBandModel, load_tokenizer, generate_text
     model = FullBandModel.load("runs/quickstart/fullband")

@@ -12,7 +12,7 @@ from cli.commands import Trained, fullband
 from fullband.cli.comparison import marked, split_at
 from fullband.cli.comparison_page import page
 from fullband.cli.completions import Request
-from fullband.decode import TextCompletion, resolve_mode
+from fullband.decode import GenerateOptions, TextCompletion, resolve_mode
 from fullband.decode.compare import MODES, Comparison, ModeAnswers
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -120,7 +120,7 @@ def test_the_page_marks_the_first_differing_token() -> None:
 def described(found: Comparison) -> dict:
     from fullband.cli.comparison import to_json
 
-    return to_json(found, [1], "model", Request(resolve_mode("fused"), (), {"max_new_tokens": 4}))
+    return to_json(found, [1], "model", Request(GenerateOptions(mode="fused", max_new_tokens=4)))
 
 
 def check_page(text: str) -> None:

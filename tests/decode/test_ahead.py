@@ -91,7 +91,7 @@ def test_score_is_the_log_probability_of_stepping(model, mode, count):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(dict(passes=0), "at least 1 pass"), (dict(continuation=[]), "no continuation"), (dict(continuation=[1] * 400), "do not fit")],
+    [(dict(passes=0), "at least 1 pass"), (dict(continuation=[]), "continuation is empty"), (dict(continuation=[1] * 400), "do not fit")],
 )
 def test_bad_rebuilds_are_refused(model, arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -150,7 +150,7 @@ def test_states_of_speculation_are_those_of_stepping(model):
     for number, token in enumerate(text):
         if number == 40:
             token = 7  # not what the model would say: the draft is thrown away
-        plain, fast = step(model, plain, torch.tensor([token]), mode), ahead.read(fast, token)
+        plain, fast = step(model, plain, torch.tensor([token]), mode), ahead.feed(fast, token)
         assert (plain.top_BD - fast.top_BD).norm() < 1e-3 * plain.top_BD.norm()
         assert fast.cache.length == int(fast.positions_B) == int(plain.positions_B)
     assert report.kept > 0
@@ -179,6 +179,6 @@ def test_lookup_prefers_the_longest_match():
 def test_speculation_is_for_one_row(model):
     state = prefill(model, random_prompts([4, 4]))
     with pytest.raises(ValueError, match="one row at a time"):
-        LookAhead(model, resolve_mode("soft"), Speculation(), [1], SpeculationReport()).read(state, 1)
+        LookAhead(model, resolve_mode("soft"), Speculation(), [1], SpeculationReport()).feed(state, 1)
     with pytest.raises(ValueError, match="at least 1"):
         Speculation(draft_length=0)

@@ -119,7 +119,7 @@ def test_compiled(isometric_model: Callable[..., FullBandModel]) -> None:
 
 @pytest.mark.parametrize("capacity", [9, CONTEXT + 1])
 def test_a_capacity_that_cannot_work(model: FullBandModel, capacity: int) -> None:
-    with pytest.raises(ValueError, match=f"more than the 9 slots read so far and at most the context, {CONTEXT}; not {capacity}"):
+    with pytest.raises(ValueError, match=f"more than the 9 slots used so far and at most the context, {CONTEXT}; not {capacity}"):
         StaticStepper(model, prefill(model, random_prompts([9])), capacity, resolve_mode("soft"))
 
 

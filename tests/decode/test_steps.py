@@ -238,7 +238,7 @@ def test_one_state_many_modes(model: FullBandModel) -> None:
     [
         ({"repetition_penalty": 1.1}, "repetition_penalty looks back"),
         ({"overflow": "slide"}, "overflow='slide' looks back"),
-        ({"prompts": [[1, 2], [3, 4]]}, r"the state has read \[2, 3\] tokens, the prompts have \[2, 2\]"),
+        ({"prompts": [[1, 2], [3, 4]]}, r"the state is of prompts of \[2, 3\] tokens, the prompts have \[2, 2\]"),
         ({"max_new_tokens": CONTEXT}, "exceeds the model's context"),
     ],
 )

@@ -183,7 +183,7 @@ def test_drafts_change_nothing(made: Any, connection: dict[str, Any], monkeypatc
     drafted, ahead = plain, LookAhead(model, mode, Speculation(draft_length=3, tolerance=0.0), text, report)
     monkeypatch.setattr(model.trunk, "head", lambda top: torch.nn.functional.one_hot(torch.tensor([*ahead._block[1:], 0]), 23))
     for token in (4, 5, 3, 9, 4, 5):
-        plain, drafted = step(model, plain, torch.tensor([token]), mode), ahead.read(drafted, token)
+        plain, drafted = step(model, plain, torch.tensor([token]), mode), ahead.feed(drafted, token)
         same(drafted.top_BD, plain.top_BD)
     assert report.checks and report.kept
 

@@ -126,7 +126,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
     ("llama", 1, dict(input_ids=None, inputs_embeds=torch.zeros(2, 7, 16)), "input_ids are needed"),
     ("llama", 1, dict(attention_mask=torch.zeros(2, 1, 7, 7)), "2-D"),
     ("llama", 1, dict(attention_mask=torch.ones(2, 5)), "attention_mask has shape"),
-    ("native", "converged", dict(position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]])), "one document a row"),
+    ("native", "converged", dict(position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]])), "one document a sequence"),
     ("native", -1, {}, "feedback_passes is 0, 1, 2"),
     ("native", 1, dict(input_ids=torch.ones(1, 60, dtype=torch.long)), "do not fit"),
 ]

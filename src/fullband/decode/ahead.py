@@ -1,4 +1,4 @@
-"""Reading ahead: tokens that are known already, in a few parallel passes instead of one step each.
+"""Running ahead: tokens that are known already, in a few parallel passes instead of one step each.
 
 Pass n makes the first n of them exact (law 2) and brings the others closer. Two uses: the soft cache of a finished text
 (`rebuild_cache`, `score`), and checking a draft (`speculate`).
@@ -74,9 +74,9 @@ def run_ahead(model: FeedbackModel, state: DecodeState, tokens_BS: Tensor, mode:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A text that was read as if it had been generated.
+    """A text as if it had been generated.
 
-    state        decode state behind its last token
+    state        decode state after its last token
     states       top states [tokens, D] of every row's text
     residual_B   largest relative change of a state in the last pass: how far the parallel passes still were from the exact states
     """
@@ -95,17 +95,17 @@ def rebuild_cache(
     feedback_passes: FeedbackPasses | None = None,
     passes: int | None = None,
 ) -> Rebuilt:
-    """The cache that decoding `continuation` behind `prompt` would have left, in parallel passes over the continuation.
+    """The cache that decoding `continuation` after `prompt` would have left, in parallel passes over the continuation.
 
     passes                  None (the default) = as many as make it exact, one a token at most: less only where the states do not change
                             any more. A number is faster, and as far off as `residual_B` says: on a model that does not settle, by far
-    mode, feedback_passes   how the prompt is read and the continuation was generated (`resolve_mode`)
+    mode, feedback_passes   how the prompt is prefilled and the continuation was generated (`resolve_mode`)
     Raises ValueError for a bad prompt, an empty continuation, fewer than one pass, or a text longer than the context.
     """
     if passes is not None and passes < 1:
         raise ValueError(f"rebuilding a cache takes at least 1 pass, not {passes}")
     if not len(continuation):
-        raise ValueError("there is no continuation to read")
+        raise ValueError("the continuation is empty")
     check_length(model, len(prompt) + len(continuation))
     resolved = resolve_mode(mode, feedback_passes)
     before, prompt_states = prefill_with_states(model, [list(prompt)], resolved.feedback_passes)

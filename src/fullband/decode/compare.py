@@ -17,16 +17,16 @@ from fullband.decode.texts import NewText, TextCompletion, TextStream
 from fullband.feedback.passes import FeedbackModel
 
 MODES: tuple[ModeName, ...] = ("standard", "soft", "fused")
-WARM_UP = 8  # tokens of the first prompt, read before the clock starts
+WARM_UP = 8  # tokens of the first prompt, run before the clock starts
 
 
 @dataclass(frozen=True)
 class ModeAnswers:
     """What one mode did with all prompts.
 
-    first_token_seconds  reading the prompts and choosing their first tokens
+    first_token_seconds  prefilling the prompts and choosing their first tokens
     seconds              everything; batches one after the other
-    steps                steps of decoding behind the first tokens: a step makes a token of every row of a batch
+    steps                steps of decoding after the first tokens: a step makes a token of every row of a batch
     """
 
     mode: Mode
@@ -51,7 +51,7 @@ class ModeAnswers:
 
 @dataclass(frozen=True)
 class Comparison:
-    """prompts, the tokens of each that were read, and the answers by mode, in the order of `MODES`."""
+    """prompts, the tokens of each that were prefilled, and the answers by mode, in the order of `MODES`."""
 
     prompts: list[str]
     prompt_tokens: list[int]
@@ -69,7 +69,7 @@ class Comparison:
         return min((place for mode in self.by_mode if (place := self.first_difference(prompt, mode)) is not None), default=None)
 
     def positions_read(self, mode: ModeName) -> int | None:
-        """Positions the trunk computed to read the prompts: tokens x passes. None for "converged", where that depends on the text."""
+        """Positions the trunk computed to prefill the prompts: tokens x passes. None for "converged", where that depends on the text."""
         passes = self.by_mode[mode].mode.feedback_passes
         if passes == "converged":
             return None

@@ -107,12 +107,12 @@ def stream_from(
     if prompts is None:
         for needed, name in ((options.repetition_penalty != 1, "repetition_penalty"), (options.overflow == "slide", "overflow='slide'")):
             if needed:
-                raise ValueError(f"{name} looks back at the text: give the prompts that the state has read")
+                raise ValueError(f"{name} looks back at the text: give the prompts that the state was made of")
         tokens_BT = state.positions_B.new_empty(len(lengths), 0)
     else:
         aligned = align_prompts(model.trunk, prompts, mask)
         if aligned.lengths_B.tolist() != lengths:
-            raise ValueError(f"the state has read {lengths} tokens, the prompts have {aligned.lengths_B.tolist()}")
+            raise ValueError(f"the state is of prompts of {lengths} tokens, the prompts have {aligned.lengths_B.tolist()}")
         tokens_BT = _tokens_of(aligned)
     return TokenStream(model, state.fork(), options, rows, tokens_BT)
 
@@ -182,7 +182,7 @@ class TokenStream(Iterator[NewTokens]):
             vocab_size = model.trunk.vocab_size if options.repetition_penalty != 1 else None
             self._history = History(texts_NT, max(rows.limits), vocab_size)
         self._made = 0
-        self._unread_N: Tensor | None = None  # the tokens of the last step, which nothing has read yet
+        self._pending_N: Tensor | None = None  # the tokens of the last step, which have not been run yet
         self._leaving: set[int] = set()
 
     def __next__(self) -> NewTokens:
@@ -190,7 +190,7 @@ class TokenStream(Iterator[NewTokens]):
             return self._next()
 
     def drop(self, rows: Iterable[int]) -> None:
-        """These rows leave the batch before the next step, and are not heard of again."""
+        """These rows leave the batch before the next step, and are not seen again."""
         self._leaving.update(rows)
 
     def close(self) -> None:
@@ -210,9 +210,9 @@ class TokenStream(Iterator[NewTokens]):
         if self._options.is_cancelled():
             self.drop(self._numbers)
             return NewTokens({}, dict.fromkeys(self._numbers, "cancelled"))
-        if self._unread_N is not None:
-            self._rows.read(self._unread_N, self._texts)
-            self._unread_N = None
+        if self._pending_N is not None:
+            self._rows.feed(self._pending_N, self._texts)
+            self._pending_N = None
         tokens_N = self._sampler(self._logits(), self._rows_N, self._made)
         self._made += 1
         ended_N = torch.isin(tokens_N, self._stops_S) * 2
@@ -223,7 +223,7 @@ class TokenStream(Iterator[NewTokens]):
             row = self._numbers[tokens.index(min(tokens))]
             self.close()
             raise ValueError(f"row {row} has no token to choose: its logits are all -inf, or some are not numbers")
-        self._unread_N = tokens_N
+        self._pending_N = tokens_N
         if self._history is not None:
             self._history.append(tokens_N)
         if not any(ended):
@@ -261,12 +261,12 @@ class TokenStream(Iterator[NewTokens]):
         self._leaving.clear()
         self._numbers = [self._numbers[place] for place in kept]
         if not kept:
-            del self._rows, self._history, self._unread_N  # nothing is kept alive by an iterator that has ended
+            del self._rows, self._history, self._pending_N  # nothing is kept alive by an iterator that has ended
             return
         kept_N = torch.tensor(kept, device=self._rows_N.device)
         self._rows.select(kept_N)
         self._rows_N, self._limits_N = self._rows_N[kept_N], self._limits_N[kept_N]
-        self._unread_N = None if self._unread_N is None else self._unread_N[kept_N]
+        self._pending_N = None if self._pending_N is None else self._pending_N[kept_N]
         if self._history is not None:
             self._history.select(kept_N)
 

@@ -15,7 +15,7 @@ class TextSoFar:
     """What a logit processor knows of the rows whose logits it is given.
 
     rows_N     their numbers: sample s of prompt i is row i·n + s
-    tokens_NT  prompt and new tokens, aligned at the end; -1 before a shorter row. To be read, not written
+    tokens_NT  prompt and new tokens, aligned at the end; -1 before a shorter row. Not to be written to
     made       new tokens of each row so far
     """
 

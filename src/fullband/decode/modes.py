@@ -1,4 +1,4 @@
-"""Modes of decoding (section 4.2): how the prompt is read, and how the next input is made.
+"""Modes of decoding (section 4.2): how the prompt is prefilled, and how the next input is made.
 
 | mode     | prompt                                | next input    |
 |----------|---------------------------------------|---------------|
@@ -26,7 +26,7 @@ ModeName = Literal["standard", "soft", "fused"]
 
 @dataclass(frozen=True)
 class Mode:
-    """`feedback_passes` reads the prompt; `feeds_back` says whether a new token's input is fused with the state before it."""
+    """`feedback_passes` over the prompt; `feeds_back` says whether a new token's input is fused with the state before it."""
 
     name: ModeName
     feedback_passes: FeedbackPasses
@@ -41,10 +41,10 @@ def resolve_mode(name: str, feedback_passes: FeedbackPasses | None = None) -> Mo
         passes: FeedbackPasses = 1 if feedback_passes is None else feedback_passes
         check_feedback_passes(passes)
         if passes == 0:
-            raise ValueError("fused reads the prompt with at least 1 feedback pass; with 0 it is the mode soft")
+            raise ValueError("fused takes at least 1 feedback pass over the prompt; with 0 it is the mode soft")
         return Mode("fused", passes, feeds_back=True)
     if feedback_passes not in (None, 0):
-        raise ValueError(f"{name} reads the prompt plainly (0 feedback passes); feedback_passes={feedback_passes!r} needs the mode fused")
+        raise ValueError(f"{name} takes no feedback passes over the prompt; feedback_passes={feedback_passes!r} needs the mode fused")
     return Mode("soft", 0, feeds_back=True) if name == "soft" else Mode("standard", 0, feeds_back=False)
 
 

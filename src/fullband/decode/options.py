@@ -64,18 +64,18 @@ class GenerateOptions(SamplingOptions):
     max_length      tokens a row has at most, prompt included; None = no such limit
     min_new_tokens  tokens a row makes at least: no stop id before them, and no stop string begins in the text before them
     stop_ids        end a row; they are not among its tokens. None = none, and for texts the tokenizer's own
-    n               samples of each prompt, which is read once
+    n               samples of each prompt, which is prefilled once
     keys            an integer ≥ 0 for each prompt, on which its draws depend, with the seed and the number of the sample, and on nothing
                     else; None = the prompts' numbers 0, 1, 2, …. A prompt that keeps its key keeps its text, in any batch and any order
     processors      functions (logits [N, V], TextSoFar) -> logits [N, V], applied one after the other
-    overflow        what happens to a row that outgrows the context: "refuse" says so before anything is read. "slide" forgets: when a
-                    row has filled the context and a token more is to be read, the last half context of its text, that token included, is
-                    read as a new prompt by the rule of the mode (law 6: plainly in Standard and Soft, in fused passes in Fused), its
-                    positions counted from 0, and the row goes on from there. A prompt longer than the context is cut alike.
+    overflow        what happens to a row that outgrows the context: "refuse" says so before anything is computed. "slide" forgets: when
+                    a row has filled the context and makes a token more, the last half context of its text, that token included, is
+                    prefilled as a new prompt by the rule of the mode (law 6: without feedback in Standard and Soft, in fused passes in
+                    Fused), its positions counted from 0, and the row goes on from there. A prompt longer than the context is cut alike.
                     Tokens that were forgotten still count for the repetition penalty, unless they were cut from the prompt
     cancelled       asked before every step (a function, or an event that may be set): True ends every row with what it has
-    chunk           positions of a prompt that are read at a time; None = all. The result does not depend on it
-    speculation     draft by looking back and check drafts in parallel passes (`Speculation`); rows are then read one by one.
+    chunk           positions of a prompt that are run at a time; None = all. The result does not depend on it
+    speculation     draft by looking back and check drafts in parallel passes (`Speculation`); rows are then run one by one.
                     None = a step a token
     static          decode in buffers of fixed size (`decode.static`), where finished rows stay until all have finished. By itself no
                     faster on a CPU; what `compile` needs. For the built-in decoder; neither with overflow="slide" nor with speculation

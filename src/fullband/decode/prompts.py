@@ -96,7 +96,7 @@ def _rows_of_tensor(tokens_BT: Tensor, mask_BT: Tensor | None) -> list[Tensor]:
 
 def _check(trunk: Trunk, number: int, tokens: Tensor) -> None:
     if not len(tokens):
-        raise ValueError(f"prompt {number} is empty; reading starts from at least one token")
+        raise ValueError(f"prompt {number} is empty; at least one token is needed")
     if len(tokens) > trunk.context:
         raise ValueError(
             f"prompt {number} has {len(tokens)} tokens and does not fit the model's context of {trunk.context}{trunk.context_note}"

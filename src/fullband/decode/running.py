@@ -18,9 +18,9 @@ from fullband.feedback.state import DecodeState
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows with one decode state; `places_M` are their places among all rows, ascending; every row can still read `room` tokens.
+    """Rows with one decode state; `places_M` are their places among all rows, ascending; every row has room for `room` tokens more.
 
-    With self-speculation every row is a batch of its own, and `ahead` reads for it.
+    With self-speculation every row is a batch of its own, and `ahead` runs its tokens.
     """
 
     state: DecodeState
@@ -32,7 +32,7 @@ class _Batch:
 class RunningBatch:
     """Decode states of N rows.
 
-    Rows that fill the context at the same step are read again together and make a batch of their own, so that a row's numbers never
+    Rows that fill the context at the same step are prefilled again together and make a batch of their own, so that a row's numbers never
     depend on when its neighbours slide. Without sliding there is one batch.
     """
 
@@ -46,7 +46,7 @@ class RunningBatch:
         texts_NT: Tensor,
         report: SpeculationReport,
     ):
-        """`texts_NT` is what the rows have read, as far as it is known, -1 in padding: where speculation looks for its drafts.
+        """`texts_NT` is the rows' texts, as far as they are known, -1 in padding: where speculation looks for its drafts.
         It keeps `report` up to date."""
         self._model, self._mode, self._chunk, self._speculation = model, mode, chunk, speculation
         self._report = report
@@ -71,22 +71,22 @@ class RunningBatch:
         parts = [_part(batch, moved[batch.places_M] >= 0) for batch in self._batches]
         self._batches = [replace(part, places_M=moved[part.places_M]) for part in parts if part is not None]
 
-    def read(self, tokens_N: Tensor, texts: Callable[[], Tensor]) -> None:
-        """Each row reads a token. Where rows slide, `texts()` gives all tokens [N, T] so far, this one included, aligned at the end."""
-        reading: list[_Batch] = []
+    def feed(self, tokens_N: Tensor, texts: Callable[[], Tensor]) -> None:
+        """Runs a token of each row. Where rows slide, `texts()` gives all tokens [N, T] so far, this one included, aligned at the end."""
+        going_on: list[_Batch] = []
         slid: list[_Batch] = []
         for batch in self._batches:
             if batch.room > 0:
-                reading.append(batch)
+                going_on.append(batch)
                 continue
             full_M = batch.state.positions_B >= self._model.trunk.context  # none, if the longest row has left since the room was counted
             if bool(full_M.any()):
-                again = self._read_again(batch.places_M[full_M], texts())
+                again = self._prefill_again(batch.places_M[full_M], texts())
                 slid += [again] if self._speculation is None else self._apart(again, texts()[again.places_M])
             left = _part(batch, ~full_M)
             if left is not None:
-                reading.append(replace(left, room=self._room(left.state)))
-        self._batches = [self._step(batch, tokens_N) for batch in reading] + slid
+                going_on.append(replace(left, room=self._room(left.state)))
+        self._batches = [self._step(batch, tokens_N) for batch in going_on] + slid
 
     def _apart(self, batch: _Batch, texts_MT: Tensor) -> list[_Batch]:
         """Each row by itself, with its own look-ahead."""
@@ -102,11 +102,11 @@ class RunningBatch:
     def _step(self, batch: _Batch, tokens_N: Tensor) -> _Batch:
         tokens_M = tokens_N if len(batch.places_M) == len(tokens_N) else tokens_N[batch.places_M]
         if batch.ahead is not None:
-            return replace(batch, state=batch.ahead.read(batch.state, int(tokens_M)), room=batch.room - 1)
+            return replace(batch, state=batch.ahead.feed(batch.state, int(tokens_M)), room=batch.room - 1)
         return replace(batch, state=step(self._model, batch.state, tokens_M, self._mode), room=batch.room - 1)
 
-    def _read_again(self, places_M: Tensor, texts_NT: Tensor) -> _Batch:
-        """The rows at these places, their last half context read as a new prompt."""
+    def _prefill_again(self, places_M: Tensor, texts_NT: Tensor) -> _Batch:
+        """The rows at these places, their last half context as a new prompt."""
         tokens_MT = texts_NT[places_M, -kept_of(self._model.trunk.context) :]
         state = prefill(self._model, tokens_MT, self._mode.feedback_passes, self._chunk)
         return _Batch(state, places_M, self._room(state))

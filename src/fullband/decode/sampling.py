@@ -1,7 +1,7 @@
 """Logits to tokens. A row's random numbers are a function of (seed, its key, step): neighbours and batch size do not matter.
 
 The order is that of transformers: repetition penalty, minimum length, logit processors (all three in `steps`), then temperature,
-top-k, top-p, min-p, each on what the one before it left. At temperature 0 the likeliest token is taken, which these four can't change.
+top-k, top-p, min-p, each on what the one before it left. At temperature 0 the most likely token is taken, which these four can't change.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 _STREAM = 0x73616D70  # keeps these streams apart from those of training with the same seed
-_LIKELIEST = 1024  # tokens that usually hold the whole nucleus of top-p
+_MOST_LIKELY = 1024  # tokens that usually hold the whole nucleus of top-p
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """How a token is drawn.
 
-    temperature         divides the logits; 0 = the likeliest token
-    top_k               only the k likeliest tokens, and those as likely as the k-th; None = all
-    top_p               only the likeliest tokens that together have this probability, and those as likely as the last of them; 1 = all
-    min_p               only tokens with at least this share of the likeliest one's probability; 0 = all
+    temperature         divides the logits; 0 = the most likely token
+    top_k               only the k most likely tokens, and those as likely as the k-th; None = all
+    top_p               only the most likely tokens that together have this probability, and those as likely as the last of them; 1 = all
+    min_p               only tokens with at least this share of the most likely one's probability; 0 = all
     repetition_penalty  tokens of the prompt and the new text: logits above 0 are divided by it, others multiplied; 1 = none
     seed                of the draws
 
@@ -92,25 +92,25 @@ def penalize_repetition(logits_NV: Tensor, seen_NV: Tensor, penalty: float) -> T
 
 
 def keep_top_k(logits_NV: Tensor, top_k: int) -> Tensor:
-    """-inf for all but the k likeliest tokens and those as likely as the k-th."""
+    """-inf for all but the k most likely tokens and those as likely as the k-th."""
     least_N1 = logits_NV.topk(min(top_k, logits_NV.shape[-1]), dim=-1).values[:, -1:]
     return logits_NV.masked_fill(logits_NV < least_N1, -torch.inf)
 
 
 def keep_top_p(logits_NV: Tensor, top_p: float) -> Tensor:
-    """-inf for all but the fewest likeliest tokens with a probability of `top_p` or more together, and those as likely as the last."""
+    """-inf for all but the fewest most likely tokens with a probability of `top_p` or more together, and those as likely as the last."""
     probabilities_NV = torch.softmax(logits_NV, dim=-1)
-    if probabilities_NV.device.type != "cpu" or probabilities_NV.shape[-1] <= _LIKELIEST:
+    if probabilities_NV.device.type != "cpu" or probabilities_NV.shape[-1] <= _MOST_LIKELY:
         least_N1, _ = _last_of_nucleus(probabilities_NV.sort(dim=-1, descending=True).values, top_p)
-    else:  # sorting is slow here, and looking at the result costs nothing: sort only the rows whose likeliest tokens do not suffice
-        least_N1, enough_N = _last_of_nucleus(probabilities_NV.topk(_LIKELIEST, dim=-1).values, top_p)
+    else:  # sorting is slow here, and looking at the result costs nothing: sort only the rows whose most likely tokens do not suffice
+        least_N1, enough_N = _last_of_nucleus(probabilities_NV.topk(_MOST_LIKELY, dim=-1).values, top_p)
         if not bool(enough_N.all()):
             least_N1[~enough_N], _ = _last_of_nucleus(probabilities_NV[~enough_N].sort(dim=-1, descending=True).values, top_p)
     return logits_NV.masked_fill(probabilities_NV < least_N1, -torch.inf)
 
 
 def keep_min_p(logits_NV: Tensor, min_p: float) -> Tensor:
-    """-inf for tokens less likely than `min_p` times the likeliest one."""
+    """-inf for tokens less likely than `min_p` times the most likely one."""
     return logits_NV.masked_fill(logits_NV < logits_NV.amax(dim=-1, keepdim=True) + math.log(min_p), -torch.inf)
 
 

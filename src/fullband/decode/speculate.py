@@ -1,7 +1,7 @@
 """Self-speculation: draft by looking back, check the draft with a few parallel passes, keep what the states confirm.
 
 In plain decoding a token waits for the state before it. But a text that repeats itself can be guessed: where the last tokens stood
-before, the tokens that followed them then are the draft. The model reads it ahead (`run_ahead`); where the next token turns out to be
+before, the tokens that followed them then are the draft. The model runs it ahead (`run_ahead`); where the next token turns out to be
 the drafted one, its state is there already, if it is exact or moved less than the tolerance in the last pass.
 """
 
@@ -24,7 +24,7 @@ class PromptLookup:
 
     def __init__(self, tokens: Sequence[int], longest: int = 3):
         self.tokens: list[int] = []
-        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest)]  # n-gram -> where the token behind it stands
+        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest)]  # n-gram -> where the token after it stands
         for token in tokens:
             self.append(token)
 
@@ -36,12 +36,12 @@ class PromptLookup:
         self.tokens.append(token)
 
     def draft(self, length: int) -> list[int]:
-        """`length` tokens that may come next, going round if the text behind the match is shorter; empty if the last token is new."""
+        """`length` tokens that may come next, going round if the text after the match is shorter; empty if the last token is new."""
         for size in range(len(self._after), 0, -1):
             start = self._after[size - 1].get(tuple(self.tokens[-size:])) if len(self.tokens) >= size else None
             if start is not None:
-                behind = self.tokens[start : start + length]
-                return list(islice(cycle(behind), length))
+                after = self.tokens[start : start + length]
+                return list(islice(cycle(after), length))
         return []
 
 
@@ -76,25 +76,25 @@ class Speculation:
 
 
 class LookAhead:
-    """Reads the tokens of one row, and with each the draft behind it: tokens that come as drafted are then read already.
+    """Runs the tokens of one row, and with each the draft after it: tokens that come as drafted have then been run already.
 
-    `read` gives the states that stepping would give: exactly in standard mode and where states are exact, to `settings.tolerance`
+    `feed` gives the states that stepping would give: exactly in standard mode and where states are exact, to `settings.tolerance`
     elsewhere. Whoever chooses the tokens, greedily or by sampling, does not notice the drafts.
     """
 
     def __init__(self, model: FeedbackModel, mode: Mode, settings: Speculation, text: Sequence[int], report: SpeculationReport):
-        """`text` is what the row has read so far, as far as it is known; `report` is kept up to date."""
+        """`text` is the row's text so far, as far as it is known; `report` is kept up to date."""
         self._model, self._mode, self._settings, self.report = model, mode, settings, report
         self._lookup = PromptLookup(text)
         self._ahead: Ahead | None = None
         self._before: DecodeState | None = None  # where the block that was run ahead begins
         self._block: list[int] = []
         self._confirmed = 0  # tokens of the block whose states hold
-        self._read = 0  # tokens of the block that the row has really read
+        self._read = 0  # tokens of the block that the row has really made
 
     @torch.no_grad()
-    def read(self, state: DecodeState, token: int) -> DecodeState:
-        """The state behind `token`; `state` is the one that `read` returned last, or any other at first.
+    def feed(self, state: DecodeState, token: int) -> DecodeState:
+        """The state after `token`; `state` is the one that `feed` returned last, or any other at first.
 
         Raises ValueError for more than one row.
         """
@@ -110,7 +110,7 @@ class LookAhead:
         return self._ahead.state_after(self._before, self._read, self._model.connection)
 
     def _look(self, state: DecodeState, token: int) -> None:
-        """Read the token and a draft, in passes until what the model says of the draft cannot change, or as many as are allowed."""
+        """Run the token and a draft, in passes until what the model says of the draft cannot change, or as many as are allowed."""
         length, self._read = state.cache.length, 0
         if self._ahead is not None:  # its caches are used up: their later slots are written over
             lower = None if self._ahead.below is None else self._ahead.below.rollback(length)
@@ -124,8 +124,8 @@ class LookAhead:
             passes += 1
             settled = (ahead.change_BS[0] <= self._settings.tolerance).tolist()
             self._ahead, self._confirmed = ahead, next((i for i, ok in enumerate(settled) if not ok), len(settled))
-            likeliest = self._model.trunk.head(ahead.top_BSD[0]).argmax(dim=-1).tolist()
-            agreed = next((i for i, drafted in enumerate(self._block[1:]) if likeliest[i] != drafted), len(self._block) - 1)
+            most_likely = self._model.trunk.head(ahead.top_BSD[0]).argmax(dim=-1).tolist()
+            agreed = next((i for i, drafted in enumerate(self._block[1:]) if most_likely[i] != drafted), len(self._block) - 1)
             if self._confirmed > agreed or passes == self._settings.max_passes:
                 break
         self.report.passes += passes

@@ -26,22 +26,22 @@ class StaticStepper:
     """Decodes the rows of a prefilled state, which stays valid.
 
     state   where they stand: overwritten by every step, always the same tensors
-    room    tokens that can still be read
+    room    tokens that can still be run
     """
 
     def __init__(self, model: FeedbackModel, state: DecodeState, capacity: int, mode: Mode, compile: bool = False, room: int | None = None):
-        """Buffers for rows of up to `capacity` tokens, those that `state` has read included.
+        """Buffers for rows of up to `capacity` tokens, those that `state` was made of included.
 
         compile   compile the step at its first use, which takes seconds to minutes and needs a C++ compiler on the CPU. Later steppers with
                   as many rows and the same capacity use the same code
-        room      tokens that will be read; None = as many as fit the longest row. More are right where rows that outgrow the capacity no
+        room      tokens that will be run; None = as many as fit the longest row. More are right where rows that outgrow the capacity no
                   longer count: such a row forgets its oldest tokens
         Raises ValueError for a capacity that leaves no room or exceeds the trunk's context, and for a cache of another trunk's kind.
         """
         if not isinstance(state.cache, Cache):
             raise ValueError(f"fixed buffers are for the built-in decoder, whose cache is a Cache, not {type(state.cache).__name__}")
         if not state.cache.length < capacity <= model.trunk.context:
-            limits = f"more than the {state.cache.length} slots read so far and at most the context, {model.trunk.context}"
+            limits = f"more than the {state.cache.length} slots used so far and at most the context, {model.trunk.context}"
             raise ValueError(f"the capacity of fixed buffers is {limits}; not {capacity}")
         documents_B = None if state.documents_B is None else state.documents_B.clone()
         self._model, self._mode, self._capacity = model, mode, capacity
@@ -63,7 +63,7 @@ class StaticStepper:
         self.room = self._capacity - state.cache.length
 
     def __call__(self, tokens_B: Tensor) -> Tensor:
-        """Each row reads one more token [B]; returns the top states [B, D], which the next call overwrites.
+        """Runs one more token [B] of each row; returns the top states [B, D], which the next call overwrites.
 
         Raises ValueError when there is no room left.
         """
@@ -85,7 +85,7 @@ class StaticStepper:
 
 
 class StaticBatch:
-    """`RunningBatch` in fixed buffers: a row that leaves stays in the batch, unheard, until all have left."""
+    """`RunningBatch` in fixed buffers: a row that leaves stays in the batch, ignored, until all have left."""
 
     def __init__(self, model: FeedbackModel, mode: Mode, state: DecodeState, limits: Sequence[int], compile: bool):
         """`limits` are the most tokens that each row makes. To be compiled, rows and capacity are rounded up to powers of two and all
@@ -100,16 +100,16 @@ class StaticBatch:
 
     @property
     def top_ND(self) -> Tensor:
-        """Last top state of every row; the next `read` overwrites it."""
+        """Last top state of every row; the next `feed` overwrites it."""
         top_BD = self._stepper.state.top_BD
         return top_BD if len(self._rows_N) == len(top_BD) else top_BD[self._rows_N]
 
     def select(self, kept_N: Tensor) -> None:
-        """Only the rows at the given places are heard from now on."""
+        """Only the rows at the given places count from now on."""
         self._rows_N = self._rows_N[kept_N]
 
-    def read(self, tokens_N: Tensor, texts: Callable[[], Tensor]) -> None:
-        """Each row reads a token. None slides, so nobody asks for `texts`."""
+    def feed(self, tokens_N: Tensor, texts: Callable[[], Tensor]) -> None:
+        """Runs a token of each row. None slides, so nobody asks for `texts`."""
         self._tokens_B.index_copy_(0, self._rows_N, tokens_N)
         self._stepper(self._tokens_B)
 

@@ -39,7 +39,7 @@ class PassStates:
     states: Tensor
 
     def fused(self, length: int, device: Any) -> Tensor:
-        """True behind the prefix, or where a mask says so and behind the first position, which nothing is fed to: bool [B or 1, length]."""
+        """True after the prefix, or where a mask says so and after the first position, which nothing is fed to: bool [B or 1, length]."""
         fused = ~plain_mask(self.prefix, 0, length, device)
         fused[:, 0] = False
         return fused
@@ -146,7 +146,7 @@ def _plain_pass(model: FeedbackModel, inputs: Inputs, cuts: list[int], pieces: b
 
 
 def _first_fused(prefix: Prefix, length: int) -> int:
-    """The first position that is computed again: behind the smallest prefix of the rows, or the first fused one of a mask."""
+    """The first position that is computed again: after the smallest prefix of the rows, or the first fused one of a mask."""
     if isinstance(prefix, Tensor) and prefix.dtype == torch.bool:
         if prefix.shape[-1] != length:
             raise ValueError(f"a mask of plain positions has one entry a token: {prefix.shape[-1]} for {length} tokens")
@@ -161,8 +161,8 @@ def _first_fused(prefix: Prefix, length: int) -> int:
 
 
 def _without_single_positions(cuts: list[int], length: int) -> list[int]:
-    """The cuts, moved down where a piece or a pass behind a cache would be a single position: recurrent layers read one by kernels that
-    have no backward. What lies between a moved cut and its prefix is computed again, plainly."""
+    """The cuts, moved down where a piece or a pass after a cache would be a single position: recurrent layers run one by kernels that
+    have no backward. What lies between a moved cut and its prefix is computed again, without feedback."""
     kept = [0]
     for cut in sorted(min(cut, length - 2) for cut in cuts):
         if cut - kept[-1] > 1 or kept == [0]:

@@ -42,9 +42,9 @@ class Snapshot:
 
 
 class FeedbackCache(TransformersCache):
-    """The decode state of every row. The first call of `forward` reads the prompts into it, later ones read generated tokens.
+    """The decode state of every row. The first call of `forward` prefills the prompts, later ones run generated tokens.
 
-    Give it to `generate` to go on with a conversation: the prompt that it has read is not read again, the answer is (law 6).
+    Give it to `generate` to go on with a conversation: the prompt that it holds is not run again, the answer is (law 6).
     """
 
     def __init__(self, latent_feedback_mode: str = "soft", feedback_passes: FeedbackPasses | None = None, resumable: bool = True):
@@ -61,7 +61,7 @@ class FeedbackCache(TransformersCache):
     def read_prompts(
         self, model: FeedbackModel, tokens_BT: Tensor, mask_BT: Tensor | None = None, mode: Mode | None = None, chunk: int | None = None
     ) -> Tensor:
-        """Read whole prompts [B, T] (mask 0 = padding, on either side), in `mode` from now on; returns their last top states [B, D].
+        """Prefill whole prompts [B, T] (mask 0 = padding, on either side), in `mode` from now on; returns their last top states [B, D].
 
         Raises ValueError as `decode.prefill` does.
         """
@@ -83,12 +83,12 @@ class FeedbackCache(TransformersCache):
         return self.state.top_BD
 
     def read_tokens(self, model: FeedbackModel, tokens_BT: Tensor) -> Tensor:
-        """Read tokens that were generated, one after another in every row; returns their top states [B, T, D].
+        """Run tokens that were generated, one after another in every row; returns their top states [B, T, D].
 
-        Raises ValueError if no prompt has been read, and where a row would leave the model's context.
+        Raises ValueError before a prompt was prefilled, and where a row would leave the model's context.
         """
         if self.state is None:
-            raise ValueError("this cache has read no prompt yet")
+            raise ValueError("this cache holds no prompt yet")
         if self.state.cache.length + tokens_BT.shape[1] > model.trunk.context:
             full = f"the model's context of {model.trunk.context} tokens is full"
             raise ValueError(f"{full}: generate fewer, or shorten the prompt{model.trunk.context_note}")
@@ -115,7 +115,7 @@ class FeedbackCache(TransformersCache):
 
     def _select(self, rows: Tensor) -> None:
         if self.state is None:
-            raise ValueError("this cache has read no prompt yet: it has no rows to choose from")
+            raise ValueError("this cache holds no prompt yet: it has no rows to choose from")
         rows = rows.to(self.state.top_BD.device, torch.long)
         self.state = self.state.select(rows)
         if self._snapshot is not None:

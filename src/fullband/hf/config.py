@@ -15,7 +15,7 @@ from fullband.trunk.huggingface import Adaptation
 
 
 class FullBandConfig(PreTrainedConfig):
-    """A trunk, a fusion, and how the model reads and decodes.
+    """A trunk, a fusion, and how the model evaluates and decodes.
 
     trunk                 shape of an App. A decoder (`fullband.config.TrunkConfig`), or
     trunk_config          the config of the Hugging Face model that serves as the trunk; exactly one of the two
@@ -23,7 +23,7 @@ class FullBandConfig(PreTrainedConfig):
     embedding_multiplier, state_divisor, logit_multiplier, logit_divisor
                           the trunk's own factors, as `check_model` found them (`trunk.huggingface.Adaptation`)
     latent_feedback_mode  standard, soft or fused (§4.2): how `generate` decodes; generation_config.latent_feedback_mode goes before it
-    feedback_passes       how `forward` reads in evaluation: 0 = exactly the source, 1, 2, …, "exact", "converged"
+    feedback_passes       passes of `forward` in evaluation: 0 = exactly the source, 1, 2, …, "exact", "converged"
     feedback              training: the keys of a recipe's `feedback` section (schedule, jitter, prefix, …)
     training_steps        training: steps of the whole run, which the schedule's phases are fractions of
     training_seed         training: seed of the schedule, the prefixes and the jitter

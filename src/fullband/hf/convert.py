@@ -152,7 +152,7 @@ def convert(
         has_tokenizer = check_tokenizer(found, folder, trunk.vocab_size)
         if calibrate:
             if not has_tokenizer:
-                raise ValueError(f"{source}: has no tokenizer, so no text can be read to calibrate on")
+                raise ValueError(f"{source}: has no tokenizer, so there are no tokens to calibrate on")
             trunk.calibrate(calibration_tokens(calibrate, load_tokenizer(folder)))
         assert model.config.trunk_config is not None
         model.config.trunk_config.name_or_path = ""  # where the source was on this machine is nobody's business

@@ -1,7 +1,7 @@
-"""Trainers that put a head of their own over a model, as TRL's do: its passes, and the reading of its answers, are kept.
+"""Trainers that put a head of their own over a model, as TRL's do: its passes, and how its answers are scored, are kept.
 
 Such a trainer replaces `model.forward` by a function that, called with `fused_lm_head=True` and labels, runs `model.base_model` and makes
-the labels' log-probabilities in chunks. Left alone it would train pass 1 only, and score every text plainly.
+the labels' log-probabilities in chunks. Left alone it would train pass 1 only, and score every text without feedback.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Backbone:
-    """What `model.base_model(…)` is to such a trainer: tokens to top states [B, T, D], read as the config says."""
+    """What `model.base_model(…)` is to such a trainer: tokens to top states [B, T, D], in the config's passes."""
 
     def __init__(self, model: FullBandForCausalLM):
         self._model = model

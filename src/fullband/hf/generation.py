@@ -26,17 +26,17 @@ from fullband.trunk.huggingface import HuggingFaceTrunk
 
 KEYS = ("latent_feedback_mode", "feedback_passes")
 SUPPORTED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
-ONE_PATH = "the top state of a position exists only after the one before it was read"
+ONE_PATH = "the top state of a position exists only after the one before it was computed"
 UNSUPPORTED = {
     GenerationMode.ASSISTED_GENERATION: f"assisted decoding checks a draft in one parallel pass, but with latent feedback {ONE_PATH}",
-    GenerationMode.CONTRASTIVE_SEARCH: f"contrastive search reads all candidates at once from a cache without top states; {ONE_PATH}",
+    GenerationMode.CONTRASTIVE_SEARCH: f"contrastive search runs all candidates at once from a cache without top states; {ONE_PATH}",
     GenerationMode.DOLA_GENERATION: "DoLa contrasts the layers' states, which are not given out while decoding with latent feedback",
 }
 
 
 @dataclass(frozen=True)
 class PromptReading:
-    """How `forward` reads a whole text without a cache: `length` prompt tokens in the mode's passes, the rest as generated."""
+    """How `forward` runs a whole text without a cache: `length` prompt tokens in the mode's passes, the rest as generated."""
 
     mode: Mode
     length: int
@@ -85,7 +85,7 @@ class FeedbackGeneration(PreTrainedModel, GenerationMixin):
         """As transformers' own, with its arguments, and two more, which the generation config may hold too:
 
         latent_feedback_mode  standard, soft or fused
-        feedback_passes       how fused reads the prompt: 1, 2, …, "exact" or "converged"
+        feedback_passes       the fused mode's passes over the prompt: 1, 2, …, "exact" or "converged"
 
         Raises ValueError in one sentence for what can't work with latent feedback.
         """
@@ -189,17 +189,17 @@ class FeedbackGeneration(PreTrainedModel, GenerationMixin):
     def _prefill(
         self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> CausalLMOutputWithPast:
-        """Read the prompts with the mode's passes; the chunks of `prefill_chunk_size` carry a boundary state for each pass."""
+        """Prefill the prompts with the mode's passes; the chunks of `prefill_chunk_size` carry a boundary state for each pass."""
         mask = model_kwargs.get("attention_mask")
         length = getattr(generation_config, "_mask_length", input_ids.shape[1]) if mask is None else mask.shape[1]
         if length != input_ids.shape[1]:
             raise ValueError(
                 f"input_ids has {input_ids.shape[1]} tokens, the attention mask {length}: give the whole conversation, "
-                "answers included; the cache knows what it has read of it"
+                "answers included; the cache knows what it holds of it"
             )
         mode = resolve_mode(generation_config.latent_feedback_mode, generation_config.feedback_passes)
         chunk, cache = generation_config.prefill_chunk_size, model_kwargs.get(CACHE)
-        if cache is None:  # use_cache=False: every step reads everything again
+        if cache is None:  # use_cache=False: every step runs everything again
             model_kwargs["prompt_reading"] = PromptReading(mode, input_ids.shape[1], chunk)
             cache = FeedbackCache(resumable=False)
             top_BD = cache.read_prompts(self, input_ids, mask, mode, chunk)
@@ -217,7 +217,7 @@ class FeedbackGeneration(PreTrainedModel, GenerationMixin):
         raise ValueError(_CONTINUOUS)
 
 
-_GUIDANCE = "classifier-free guidance (guidance_scale) reads a second text without feedback: its scores are another model's"
+_GUIDANCE = "classifier-free guidance (guidance_scale) runs a second text without feedback: its scores are another model's"
 _CONTINUOUS = "continuous batching keeps paged keys and values only, no top states; give the prompts to generate() as a batch"
 
 

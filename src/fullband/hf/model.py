@@ -1,4 +1,4 @@
-"""FullBandForCausalLM: the trunk and the fusion behind transformers' interface."""
+"""FullBandForCausalLM: the trunk and the fusion with transformers' interface."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fullband.trunk.huggingface import HuggingFaceTrunk
 class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
     """A `feedback.passes.FeedbackModel` (it has `trunk` and `connection`) that is a transformers model too.
 
-    Everything of fullband takes it: reading, decoding, training, evaluation.
+    Everything of fullband takes it: training, evaluation, decoding.
     """
 
     config_class = FullBandConfig
@@ -107,9 +107,9 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits [B, T, V] of every position, and with `labels` [B, T] the loss.
 
-        In training with labels: Eq. 12 (`training_forward`). With a `FeedbackCache`: its first call reads prompts (only their last
-        positions have logits), later ones generated tokens. Else the texts are read with `config.feedback_passes`; with 0 a Hugging Face
-        trunk is the source model itself, with all its arguments. `config.score_as_generated` reads texts without labels as `generate`
+        In training with labels: Eq. 12 (`training_forward`). With a `FeedbackCache`: its first call prefills prompts (only their last
+        positions have logits), later ones generated tokens. Else the texts are run with `config.feedback_passes`; with 0 a Hugging Face
+        trunk is the source model itself, with all its arguments. `config.score_as_generated` runs texts without labels as `generate`
         makes them. Arguments that say something and would be ignored with feedback are refused by name (`hf.inputs`).
 
         attention_mask   [B, T], 0 = padding on either side; with 0 passes, whatever the source takes
@@ -214,8 +214,8 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         if self.training and labels is None and torch.is_grad_enabled() and not self.trained_without_labels:
             self.trained_without_labels = True
             warnings.warn(
-                "in training, forward without labels reads plainly (config.feedback_passes=0), so feedback is not trained: leave the loss "
-                "to forward(labels=), without label smoothing or a loss function of your own",
+                "in training, forward without labels takes no feedback passes (config.feedback_passes=0): feedback is not trained; leave "
+                "the loss to forward(labels=), without label smoothing or a loss function of your own",
                 stacklevel=3,
             )
 

@@ -30,7 +30,7 @@ _FOR_ROW: dict[type, Callable[[Any, Any], Any]] = {
 
 class OnOwnTokens(LogitsProcessor):
     """A processor that looks back, for prompts [P, T] of which `mask` [P, T] marks the tokens. Several rows may go on from one prompt
-    (beams, samples): they stand behind one another."""
+    (beams, samples): they stand one after another."""
 
     def __init__(self, processor: LogitsProcessor, prompts: Tensor, mask: Tensor) -> None:
         self._real = mask.bool()

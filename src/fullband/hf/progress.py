@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-# In the first parameter group of a saved optimizer; in a live one between loading and the next forward only. Behind it stands where among
+# In the first parameter group of a saved optimizer; in a live one between loading and the next forward only. After it stands where among
 # the optimizer's parameters the model's begin, unless that is the first: one optimizer may hold several models, each at a step of its own.
 COUNT = "fullband_step"
 

@@ -1,4 +1,4 @@
-"""`forward` in evaluation: whole texts, read with the config's feedback passes."""
+"""`forward` in evaluation: whole texts, with the config's feedback passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_text(
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
 ) -> Tensor:
-    """Top states [B, T, D]; arbitrary in padding. Arguments are those of `describe_rows` and `feedback.passes.read`, and so are errors;
+    """Top states [B, T, D]; arbitrary in padding. Arguments are those of `describe_rows` and `top_states`, and so are errors;
     ValueError too for "converged" where a row holds several documents."""
     if attention_mask is not None and attention_mask.dim() != 2:
         raise ValueError(f"attention_mask has {attention_mask.dim()} dimensions; with latent feedback a 2-D mask says what is padding")
@@ -32,7 +32,7 @@ def read_text(
     if feedback_passes != "converged" or documents_BT is None:
         return top_states(model, tokens_BT, feedback_passes, layout)
     if bool((documents_BT > 0).any()):
-        raise ValueError("feedback_passes 'converged' reads one document a row; packed rows take 0, 1, 2, … or 'exact'")
+        raise ValueError("feedback_passes 'converged' takes one document a sequence; packed rows take 0, 1, 2, … or 'exact'")
     held_BT = documents_BT != PADDING
     rows = align_prompts(model.trunk, tokens_BT, held_BT).padded_right()
     states_BTD = run_converged(model, below(model, rows.tokens_BT, rows.layout)[0], rows.lengths_B).top_BTD
@@ -45,7 +45,7 @@ def read_as_generated(
 ) -> Tensor:
     """Top states [B, T, D] of prompts and the answers that `generate` made of them: what a policy's log-probabilities are of.
 
-    The last `logits_to_keep` - 1 tokens are the answer. It is read position by position, or in `config.feedback_passes` passes if the
+    The last `logits_to_keep` - 1 tokens are the answer. It is run position by position, or in `config.feedback_passes` passes if the
     config says so. Raises ValueError where nothing says which part is the answer, and for fused prompts in parallel passes.
     """
     config = model.config

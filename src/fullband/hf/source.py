@@ -163,7 +163,7 @@ def check_tokenizer(source: Source, folder: Path, vocabulary: int) -> bool:
 
 
 def first_sentence(error: Exception) -> str:
-    """The first line of an error of another library, without what transformers adds behind it."""
+    """The first line of an error of another library, without what transformers adds after it."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     named = "" if isinstance(error, (OSError, ValueError, RuntimeError, ImportError)) else f"{type(error).__name__}: "
     return named + lines[0].strip()[:300] if lines else type(error).__name__

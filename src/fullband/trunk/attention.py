@@ -19,8 +19,8 @@ TILE = 256  # queries in a tile; measured best on CPU for windows of 128 to 2048
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries [start, stop) read keys [first, last). `mask` broadcasts to [B, 1, queries, keys]: True where one is read, or what is added
-    to its score (0 or -inf), in the dtype of queries; None = all are read."""
+    """Queries [start, stop) attend to keys [first, last). `mask` broadcasts to [B, 1, queries, keys]: True where one is seen, or what is
+    added to its score (0 or -inf), in the dtype of queries; None = all are seen."""
 
     start: int
     stop: int
@@ -31,16 +31,16 @@ class Tile:
 
 @dataclass(frozen=True)
 class Plan:
-    """How T queries, standing at the end of S keys, read them."""
+    """How T queries, standing at the end of S keys, attend to them."""
 
     tiles: tuple[Tile, ...] = ()
     block_mask: Any | None = None
 
 
 def visible(query_slots: Tensor, key_slots: Tensor, window: int | None, documents_BS: Tensor | None) -> Tensor:
-    """True where a query may read a key: not later, within the window, same document. [Q, K] or [B, 1, Q, K].
+    """True where a query may attend to a key: not later, within the window, same document. [Q, K] or [B, 1, Q, K].
 
-    Padding (document -1) reads padding only: no query is left without a key, so no softmax is empty.
+    Padding (document -1) attends to padding only: no query is left without a key, so no softmax is empty.
     """
     distance = query_slots[:, None] - key_slots[None, :]
     allowed = distance >= 0
@@ -67,7 +67,7 @@ def tiled_plan(
     dtype: torch.dtype | None = None,
     tile: int = TILE,
 ) -> Plan:
-    """Query tiles that read only the keys between their first query's window and their last query.
+    """Query tiles that attend only to the keys between their first query's window and their last query.
 
     dtype   of queries and keys: masks are then made ready to be added to scores, once for all layers, where the kernel would convert a
             boolean one at every call, forward and backward. None = boolean masks
@@ -88,7 +88,7 @@ def tiled_plan(
 
 
 def _masks(spans: list[tuple[int, int, int, int]], window: int | None, device: Any, dtype: torch.dtype | None) -> list[Tensor | None]:
-    """The masks of tiles in one document: who is read depends on distance alone, so all are the bottom right corner of the largest."""
+    """The masks of tiles in one document: what is seen depends on distance alone, so all are the bottom right corner of the largest."""
     most, widest = max(stop - start for start, stop, _, _ in spans), max(last - first for _, _, first, last in spans)
     if most == 1:
         return [None] * len(spans)  # one query at the end of its own window sees everything in it
@@ -154,7 +154,7 @@ def attend(query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, plan: Plan)
 
 
 def _slots(x_BGSd: Tensor, tile: Tile) -> Tensor:
-    """The keys or values that a tile reads."""
+    """The keys or values that a tile attends to."""
     return x_BGSd if (tile.first, tile.last) == (0, x_BGSd.shape[2]) else x_BGSd[:, :, tile.first : tile.last]
 
 

@@ -18,7 +18,7 @@ class _Store:
 
 
 class Slots:
-    """Slots [start, stop) of a store. A Slots never changes: appending to the newest view of a store writes behind it in place,
+    """Slots [start, stop) of a store. A Slots never changes: appending to the newest view of a store writes after it in place,
     appending to an older view, or under autograd, copies. So a decoding step costs O(1), and a fork costs nothing."""
 
     def __init__(self, store: _Store, start: int, stop: int, dim: int):
@@ -56,7 +56,7 @@ class Slots:
         return Slots(self._store, self._start + first, self._start + first + length, self._dim)
 
     def rollback(self, length: int) -> Slots:
-        """The first `length` slots; those behind them are given up, so that appending overwrites them in place."""
+        """The first `length` slots; those after them are given up, so that appending overwrites them in place."""
         if self._store.filled == self._stop:
             self._store.filled = self._start + length
         return self.narrow(0, length)
@@ -122,7 +122,7 @@ class Cache:
     def rollback(self, length: int) -> Cache:
         """`crop` for a cache that is used up by it: later slots are overwritten in place instead of copied when it grows again.
 
-        For drafts and windows that are read, judged and read again. Raises ValueError as `crop` does.
+        For drafts and windows that are run, judged and run again. Raises ValueError as `crop` does.
         """
         cropped = self.crop(length)
         gone = self.length - length
@@ -136,7 +136,7 @@ class Cache:
         return replace(self, layers=layers)
 
     def align_right(self, lengths_B: Tensor) -> Cache:
-        """Rows of `lengths_B` slots, padded behind, with their padding moved to the front: their next slots then coincide.
+        """Rows of `lengths_B` slots, padded on the right, with their padding moved to the front: their next slots then coincide.
 
         Raises ValueError if a sliding layer has forgotten keys.
         """

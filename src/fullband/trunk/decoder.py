@@ -61,7 +61,7 @@ class Attention(nn.Module):
         opened = torch.sigmoid(self.gate(x_BTD)).transpose(1, 2)[..., None]
         return Query(query, opened), torch.stack([key, heads(self.value(x_BTD)).to(key.dtype)])
 
-    def read(self, query: Query, keys_values: Tensor, plan: Plan) -> Tensor:
+    def attend(self, query: Query, keys_values: Tensor, plan: Plan) -> Tensor:
         """Attention output [B, T, D] over all keys and values [2, B, KV heads, S, head dim]."""
         keys, values = keys_values.unbind()
         attended = attend(query.vectors, keys, values, plan) * query.opened
@@ -100,7 +100,7 @@ class Block(nn.Module):
         """
         query, new = self.attention.project(self.attention_norm_in(x), cos, sin)
         keys_values = extend(new) if extend else new if past is None else torch.cat([past, new], dim=-2)
-        x = x + self.attention_norm_out(self.attention.read(query, keys_values, plan))
+        x = x + self.attention_norm_out(self.attention.attend(query, keys_values, plan))
         return x + self.glu_norm_out(self.glu(self.glu_norm_in(x))), new
 
 
@@ -223,7 +223,7 @@ class Decoder(nn.Module):
     def _run(
         self, block: Any, x: Tensor, cos: Tensor, sin: Tensor, past: Slots | None, keys: int, plan: Plan, keep: Keep
     ) -> tuple[Tensor, Slots | None]:
-        """One block; the second output is the layer's past with the new slots behind it."""
+        """One block; the second output is the layer's past with the new slots after it."""
         if torch.is_grad_enabled():
             reachable = keys - x.shape[1]
             past_tensor = _last(past, reachable).tensor if past is not None and reachable else None

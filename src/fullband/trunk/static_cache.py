@@ -10,11 +10,11 @@ from fullband.trunk.cache import Cache
 
 
 class StaticCache:
-    """What a trunk remembers, for reading one token a row at a time. Unlike a `Cache` it is changed by reading.
+    """What a trunk remembers, for one token a row at a time. Unlike a `Cache` it is changed in place.
 
     layers   keys and values [2, B, KV heads, slots, head dim] of each layer: `capacity` slots where attention is full, the window's else.
              Each is a ring: slot s of the text stands at s % slots, where it replaces one that no query can see any more
-    filled   slots of the text that have been read, a LongTensor [] on the model's device
+    filled   slots of the text that are filled, a LongTensor [] on the model's device
 
     Which keys a query sees follows from their age alone. A row's tokens are contiguous, so at position p it sees the keys of age 0 … p;
     older ones are padding, were never written, or lie outside the window, whose ring holds no more.
@@ -54,7 +54,7 @@ class StaticCache:
         return ring.index_copy_(-2, (self.filled % ring.shape[-2])[None], new)
 
     def plans(self, positions_B1: Tensor, dtype: torch.dtype) -> list[Plan]:
-        """How the next token of each row, at these positions ([1, 1]: the same for all), reads each layer's ring once it is in there."""
+        """How the next token of each row, at these positions ([1, 1]: the same for all), attends to each layer's ring once it is in there."""
         by_size = {slots: self._plan(slots, positions_B1, dtype) for slots in {ring.shape[-2] for ring in self.layers}}
         return [by_size[ring.shape[-2]] for ring in self.layers]
 

@@ -98,7 +98,7 @@ def test_layers_whose_past_is_of_another_kind() -> None:
 def test_side_inputs_besides_the_embedding() -> None:
     shape: dict[str, Any] = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=29, sliding_window=WINDOW)
     gemma4 = dict(layer_types=["sliding_attention", "full_attention"], global_head_dim=4, num_kv_shared_layers=0)
-    assert "it cannot read inputs that are no token's embedding" in refusal(build("gemma4_text", dtype=torch.float32, **shape, **gemma4))
+    assert "it cannot run inputs that are no token's embedding" in refusal(build("gemma4_text", dtype=torch.float32, **shape, **gemma4))
 
     def token_aware(forward: Any, arguments: dict[str, Any]) -> Any:
         if arguments.get("input_ids") is not None:
@@ -140,9 +140,9 @@ def test_caches_and_masks_that_do_not_work() -> None:
     def forgetful(forward: Any, arguments: dict[str, Any]) -> Any:
         return forward(**{name: value for name, value in arguments.items() if name not in ("cache", "past_key_values", "attention_mask")})
 
-    assert refusal(with_stack(forgetful)) == "reading a text in pieces differs from reading it whole"
+    assert refusal(with_stack(forgetful)) == "a text in pieces gives other states than the whole"
     unmasked = with_stack(lambda forward, arguments: forward(**{n: v for n, v in arguments.items() if n != "attention_mask"}))
-    assert refusal(unmasked) == "a text reads differently behind padding"
+    assert refusal(unmasked) == "a text gives other states after padding"
 
     def failing(forward: Any, arguments: dict[str, Any]) -> Any:
         inputs = arguments.get("inputs_embeds")
@@ -150,7 +150,7 @@ def test_caches_and_masks_that_do_not_work() -> None:
             raise TypeError("no cache of this kind. Really.")
         return forward(**arguments)
 
-    assert refusal(with_stack(failing)) == "it cannot read a text in pieces (no cache of this kind)"
+    assert refusal(with_stack(failing)) == "it cannot run a text in pieces (no cache of this kind)"
 
 
 def test_a_source_that_its_trunk_would_only_come_near() -> None:
@@ -188,4 +188,4 @@ def test_a_layer_that_forgets_its_state_is_refused_in_every_precision(dtype: tor
     torch.manual_seed(0)
     fresh = AutoModelForCausalLM.from_config(AutoConfig.for_model("jamba", **small, **mamba)).to(dtype).eval()
     for lm in (fresh, build("jamba", dtype=dtype, **mamba)):
-        assert refusal(lm) == "reading a text in pieces differs from reading it whole"
+        assert refusal(lm) == "a text in pieces gives other states than the whole"

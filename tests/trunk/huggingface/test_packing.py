@@ -91,7 +91,7 @@ def test_recurrent_layers_refuse_packed_rows_and_take_padded_ones(family: str, p
     model, rows = converted(family), packed_rows([[9, -3], [-3, 9]])
     inputs = embed(model.trunk, rows.tokens)
     packed = packed_rows([[6, 6]])
-    with pytest.raises(ValueError, match="cannot read several documents in one row: its state would cross between them"):
+    with pytest.raises(ValueError, match="cannot run several documents in one sequence: its state would cross between them"):
         run_trunk(model.trunk, embed(model.trunk, packed.tokens), packed.positions, packed.documents)
     with torch.no_grad():
         states = run_trunk(model.trunk, inputs, rows.positions, rows.documents)[0]

@@ -40,7 +40,7 @@ class HuggingFaceCache:
 
     @classmethod
     def empty(cls, config: Any) -> HuggingFaceCache:
-        """The cache of a model that has read nothing. Raises ValueError for kinds of layers that cannot be forked."""
+        """The cache of a model that has run nothing. Raises ValueError for kinds of layers that cannot be forked."""
         if "chunked_attention" in get_layer_types_and_kwargs(config.get_text_config(decoder=True))[0]:
             raise ValueError("it attends within chunks of the text, which this cache has no masks for")
         stack = tuple(_past(layer) for layer in DynamicCache(config=config).layers)
@@ -81,15 +81,15 @@ class HuggingFaceCache:
         return sum(tensor.numel() * tensor.element_size() for layer in self.layers for tensor in layer.tensors)
 
     def lend(self) -> TransformersCache:
-        """A transformers cache to read from and extend; this one stays as it is."""
+        """A transformers cache to attend to and extend; this one stays as it is."""
         return TransformersCache(layers=[AttentionLayer(p) if isinstance(p, AttentionPast) else p.layer() for p in self.whole])
 
     def take_back(self, lent: Any, added: int, documents: Slots | None, trim: bool) -> HuggingFaceCache:
-        """This cache and the `added` slots that a lent one has read since."""
+        """This cache and the `added` slots that a lent one has gained since."""
         padded_B = None if documents is None else documents.tensor[:, -1] < 0
         own = lent.layers[self.first : self.first + len(self.layers)]
         layers = tuple(
-            past.read(layer, padded_B) if isinstance(past, RecurrentPast) else layer.past
+            past.after(layer, padded_B) if isinstance(past, RecurrentPast) else layer.past
             for past, layer in zip(self.layers, own, strict=True)
         )
         cache = replace(self, layers=layers, length=self.length + added, documents=documents)
@@ -124,7 +124,7 @@ class HuggingFaceCache:
         return replace(self, layers=tuple(layer.trim() for layer in self.layers))
 
     def align_right(self, lengths_B: Tensor) -> HuggingFaceCache:
-        """Rows padded behind, with their padding moved to the front. Raises ValueError as `crop` does."""
+        """Rows padded on the right, with their padding moved to the front. Raises ValueError as `crop` does."""
         source_BS = torch.arange(self.length, device=lengths_B.device)[None] - (self.length - lengths_B)[:, None]
         layers = tuple(layer.gather(source_BS.clamp(min=0)) for layer in self.layers)
         return replace(self, layers=layers, documents=Slots.of(torch.where(source_BS < 0, -1, 0), -1))

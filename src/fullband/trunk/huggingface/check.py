@@ -28,7 +28,7 @@ PADDING = 3  # slots of padding before it
 def check_model(lm: PreTrainedModel) -> Adaptation:
     """How `lm` serves as a trunk.
 
-    Compares, on a few tokens, the source's own logits with head(last hidden state) read from embeddings: whole, in pieces, and padded.
+    Compares, on a few tokens, the source's own logits with head(last hidden state) from embeddings: whole, in pieces, and padded.
     Raises ValueError in one sentence that names the model type and what does not fit.
     """
     try:
@@ -79,7 +79,7 @@ def _compare(lm: PreTrainedModel) -> Adaptation:
         if _near(states, hidden):
             break
     else:
-        raise ValueError("reading its embeddings differs from reading its tokens: each token has side inputs besides its embedding")
+        raise ValueError("its embeddings give other states than its tokens: each token has side inputs besides its embedding")
     if states.shape[-1] != trunk.width:
         raise ValueError(f"its embeddings are {trunk.width} wide and its states {states.shape[-1]}: the fusion takes both at one width")
     trunk.adaptation = _with_head(trunk, states, expected)
@@ -95,9 +95,9 @@ def _compare(lm: PreTrainedModel) -> Adaptation:
     with _read_as("a text into a cache"):
         whole = trunk.above(trunk.below(tokens).x_BTD, keep="window").cache
     if not _near(pieces[0], hidden) or not _remember_alike(pieces[1], whole):
-        raise ValueError("reading a text in pieces differs from reading it whole")
+        raise ValueError("a text in pieces gives other states than the whole")
     if not _near(padded[0][:1], hidden[:1]):
-        raise ValueError("a text reads differently behind padding")
+        raise ValueError("a text gives other states after padding")
     return trunk.adaptation
 
 
@@ -156,14 +156,14 @@ def _in_pieces(trunk: HuggingFaceTrunk, tokens_BT: Tensor, padding: int) -> tupl
 
 @contextmanager
 def _read_as(what: str) -> Iterator[None]:
-    """Errors that transformers raises in here say that the model cannot be read so."""
+    """Errors that transformers raises in here say that the model cannot be run so."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         reason = str(error).split("\n")[0].split(". ")[0] or type(error).__name__
-        raise ValueError(f"it cannot read {what} ({shorten(reason, 100, placeholder=' …')})") from None
+        raise ValueError(f"it cannot run {what} ({shorten(reason, 100, placeholder=' …')})") from None
 
 
 @contextmanager

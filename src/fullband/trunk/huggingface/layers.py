@@ -114,8 +114,8 @@ class RecurrentPast:
         layer.update_recurrent_state = partial(_replace_recurrent_state, layer)
         return layer
 
-    def read(self, layer: Any, padded_B: Tensor | None) -> RecurrentPast:
-        """The past of a `layer` that was lent and has read since. Rows whose slots ended in padding (True) remember what they did before:
+    def after(self, layer: Any, padded_B: Tensor | None) -> RecurrentPast:
+        """The past of a `layer` that was lent and has run since. Rows whose slots ended in padding (True) remember what they did before:
         transformers masks padding out of the states, but not where it stands alone, in a step of one token."""
         if padded_B is not None:
             for states, old_states in zip(_states(layer), _states(self._layer), strict=True):
@@ -155,7 +155,7 @@ class RecurrentPast:
         return self
 
     def crop(self, length: int) -> RecurrentPast:
-        raise ValueError("a cache with recurrent layers cannot be cut back, as self-speculation and converged reading would")
+        raise ValueError("a cache with recurrent layers cannot be cut back, as self-speculation and converged passes would")
 
     rollback = crop
 

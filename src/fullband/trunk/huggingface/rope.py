@@ -10,7 +10,7 @@ def fixed_angles(config: Any) -> tuple[int, str] | None:
 
     longrope goes over to other factors once any position of a batch reaches `original_max_position_embeddings`, dynamic NTK stretches with
     every position past `max_position_embeddings`. Keys that are cached keep the angles they were made with: past that length a text in
-    pieces is no longer the text read whole, and a row depends on its neighbours. yarn, llama3, linear and proportional angles are fixed.
+    pieces is no longer the whole text, and a row depends on its neighbours. yarn, llama3, linear and proportional angles are fixed.
     """
     parameters = getattr(config, "rope_parameters", None) or {}
     groups = list(parameters.values()) if parameters and all(isinstance(part, dict) for part in parameters.values()) else [parameters]

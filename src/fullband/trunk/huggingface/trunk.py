@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM behind the trunk protocol. One adapter for all families; `check.py` says whether a model fits."""
+"""A Hugging Face causal LM as a trunk. One adapter for all families; `check.py` says whether a model fits."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ class HuggingFaceTrunk(nn.Module):
 
     @property
     def supports_prefix_reuse(self) -> bool:
-        """Whether pass 1 can be read in pieces under autograd: transformers' gradient checkpointing drops the cache."""
+        """Whether pass 1 can be run in pieces under autograd: transformers' gradient checkpointing drops the cache."""
         name = "is_activation_checkpointing" if hasattr(self.lm, "is_activation_checkpointing") else "is_gradient_checkpointing"
         return not (self.lm.training and getattr(self.lm, name, False))
 
     @property
     def draws_dropout(self) -> bool:
-        """Whether reading draws random numbers: transformers' families keep the rates of dropout in module attributes, or in nn.Dropout."""
+        """Whether a forward pass draws random numbers: transformers' families keep the rates of dropout in module attributes, or in nn.Dropout."""
         return self.lm.training and any(_dropout_rate(module) > 0 for module in self.lm.modules())
 
     @property
@@ -234,7 +234,7 @@ class HuggingFaceTrunk(nn.Module):
             return document_masks(past, documents.tensor, added, self.layer_types, attention, dtype)
         if is_packed(documents.tensor):
             raise ValueError(
-                "a trunk with recurrent layers cannot read several documents in one row: its state would cross between them"
+                "a trunk with recurrent layers cannot run several documents in one sequence: its state would cross between them"
                 if past.recurrent
                 else f"several documents in one row need attn_implementation 'sdpa' or 'eager': '{attention}' takes no masks for them"
             )
