@@ -54,7 +54,7 @@ class StaticCache:
         return ring.index_copy_(-2, (self.filled % ring.shape[-2])[None], new)
 
     def plans(self, positions_B1: Tensor, dtype: torch.dtype) -> list[Plan]:
-        """How the next token of each row, at these positions ([1, 1]: the same for all), attends to each layer's ring once it is in there."""
+        """How the next token of each row, at these positions ([1, 1]: one for all), attends to each layer's ring once it is in there."""
         by_size = {slots: self._plan(slots, positions_B1, dtype) for slots in {ring.shape[-2] for ring in self.layers}}
         return [by_size[ring.shape[-2]] for ring in self.layers]
 

@@ -97,7 +97,7 @@ class HuggingFaceTrunk(nn.Module):
 
     @property
     def draws_dropout(self) -> bool:
-        """Whether a forward pass draws random numbers: transformers' families keep the rates of dropout in module attributes, or in nn.Dropout."""
+        """Whether a pass draws random numbers: transformers' families keep the rates of dropout in module attributes, or in nn.Dropout."""
         return self.lm.training and any(_dropout_rate(module) > 0 for module in self.lm.modules())
 
     @property
