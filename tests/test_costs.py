@@ -17,10 +17,10 @@ from fullband.feedback.loss import CHUNK_LOGITS, multipass_loss
 from fullband.feedback.mergers import MERGERS
 from fullband.feedback.multipass import multipass
 from fullband.feedback.schedule import PassSchedule
-from fullband.feedback_config import ConnectionConfig, FeedbackConfig
+from fullband.feedback_config import SCHEDULES, ConnectionConfig, FeedbackConfig
 from fullband.model import FullBandModel
 from fullband.optim import Optimizer
-from fullband.presets import PAPER_RUNS, SCHEDULES, TRUNKS
+from fullband.presets import PAPER_RUNS, TRUNKS
 from fullband.spans import schedule_spans
 from fullband.trunk.attention import dense_plan
 
@@ -100,7 +100,7 @@ def test_the_paper_runs(run: str, billions: float) -> None:
 @pytest.mark.parametrize("start_step", [0, 30, 95])
 @pytest.mark.parametrize("name", ["paper-200b", "paper-10b"])
 def test_the_mixture_is_the_schedules_own(name: str, start_step: int) -> None:
-    schedule = PassSchedule(FeedbackConfig(start_step=start_step), SCHEDULES[name], steps=400, seed=0)
+    schedule = PassSchedule(FeedbackConfig(start_step=start_step, schedule=name), steps=400, seed=0)
     spans = schedule_spans(SCHEDULES[name], 400, start_step)
     assert [(first, stop) for first, stop, _ in spans] == [(a, b) for a, b in zip([0, *[s[1] for s in spans]], [s[1] for s in spans])]  # noqa: B905
     for first, stop, passes in spans:
@@ -116,7 +116,7 @@ def test_the_mixture_is_the_schedules_own(name: str, start_step: int) -> None:
 def test_executed_positions_are_what_the_schedule_draws(prefix: Any, rounding: int, rows: int) -> None:
     length, steps = 48, 3000
     config = FeedbackConfig(prefix=prefix, prefix_rounding=rounding)
-    schedule = PassSchedule(config, SCHEDULES["paper-10b"], steps=steps, seed=1)
+    schedule = PassSchedule(config, steps=steps, seed=1)
     counts = torch.zeros(length)
     for step in range(steps):
         drawn = schedule.prefixes(step, 0, 2, length, torch.arange(rows))[0]

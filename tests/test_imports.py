@@ -24,8 +24,9 @@ BELOW: dict[str, set[str]] = {
     "config": {"data_config", "feedback_config", "strict", "shipped"},
     "layout": set(),
     "files": set(),
+    "device": set(),
     "run_folder": {"files"},
-    "presets": CONFIG,
+    "presets": CONFIG | {"strict"},
     "spans": CONFIG,
     "trunk": CONFIG,
     "feedback": CONFIG | {"trunk", "spans"},
@@ -35,7 +36,7 @@ BELOW: dict[str, set[str]] = {
     "decode": CONFIG | {"feedback", "trunk", "model", "data"},
 }
 BELOW["evaluate"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files", "hf", "loading"}
-BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "spans", "amounts", "run_folder"}
+BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "spans", "amounts", "run_folder", "device"}
 BELOW["hf"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files"}
 BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}

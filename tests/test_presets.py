@@ -3,8 +3,8 @@
 import pytest
 
 from fullband.config import ModelConfig, TrunkConfig
-from fullband.feedback_config import Phase
-from fullband.presets import PAPER_RUNS, SCHEDULES, TRUNKS, resolve_schedule, resolve_trunk, trunk_preset
+from fullband.feedback_config import SCHEDULES, FeedbackConfig, Phase
+from fullband.presets import PAPER_RUNS, TRUNKS, resolve_trunk, trunk_preset
 
 
 @pytest.mark.parametrize("name", TRUNKS)
@@ -43,14 +43,14 @@ def test_unknown_names_name_the_nearest():
     with pytest.raises(ValueError, match=r"unknown model preset 'papr-1b'; did you mean 'paper-1b'\?"):
         trunk_preset("papr-1b")
     with pytest.raises(ValueError, match=r"unknown schedule 'paper-200'; did you mean 'paper-200b'\?"):
-        resolve_schedule("paper-200")
+        _ = FeedbackConfig(schedule="paper-200").phases
     with pytest.raises(ValueError, match=r"feedback\.schedule: fractions must sum to 1, got 0\.5"):
-        resolve_schedule([Phase(fraction=0.5, passes={1: 1.0})])
+        _ = FeedbackConfig(schedule=[Phase(fraction=0.5, passes={1: 1.0})]).phases
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_is_a_whole_training(name):
-    assert sum(phase.fraction for phase in resolve_schedule(name)) == pytest.approx(1)
+    assert sum(phase.fraction for phase in FeedbackConfig(schedule=name).phases) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("name, compute", [("paper-10b", 30e9), ("paper-100b", 150e9), ("paper-200b", 256e9), ("paper-400b", 512e9)])

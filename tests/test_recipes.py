@@ -6,7 +6,7 @@ import pytest
 
 from fullband.config import load_recipe
 from fullband.data.tasks import build_task
-from fullband.presets import PAPER_RUNS, resolve_schedule, resolve_trunk
+from fullband.presets import PAPER_RUNS, resolve_trunk
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 RECIPES = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name != "experiments")  # those: tests/experiments
@@ -16,7 +16,7 @@ RECIPES = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name != 
 def test_recipe_loads(path: Path) -> None:
     recipe = load_recipe(path)
     assert recipe.name == path.stem
-    assert resolve_schedule(recipe.feedback.schedule)
+    assert recipe.feedback.phases
     assert recipe.feedback.prefix != "answer" or recipe.data.source.kind == "chat"
     if recipe.model.source:  # the shape comes with the source
         assert recipe.model.rope is None or recipe.data.length <= recipe.model.rope.context
@@ -31,7 +31,7 @@ def test_there_are_recipes() -> None:
 
 
 def average_passes(path: Path) -> float:
-    phases = resolve_schedule(load_recipe(path).feedback.schedule)
+    phases = load_recipe(path).feedback.phases
     return sum(phase.fraction * sum(k * p for k, p in phase.passes.items()) for phase in phases)
 
 
@@ -63,4 +63,4 @@ def test_the_later_stages_are_the_papers(name: str, tokens: float) -> None:
     recipe = load_recipe(RECIPES[0].parent / f"{name}.yaml")
     assert recipe.train.steps * recipe.train.batch_rows * recipe.data.length == pytest.approx(tokens, rel=1e-3)
     assert recipe.data.length == 32_768 and recipe.train.batch_rows * recipe.data.length == pytest.approx(300e3, rel=0.02)
-    assert resolve_schedule(recipe.feedback.schedule)[0].passes == {3: 1.0}
+    assert recipe.feedback.phases[0].passes == {3: 1.0}

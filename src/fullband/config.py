@@ -207,6 +207,21 @@ class Recipe(Strict):
         return moved_fusion(raw)
 
     @property
+    def folder(self) -> Path:
+        """Where the run is kept."""
+        return Path(self.output or Path("runs") / self.name)
+
+    @property
+    def origin(self) -> str | None:
+        """The folder or hub id that brings the model's shape; None if the recipe says it."""
+        return None if self.model.preset or self.model.trunk else self.train.initial_checkpoint or self.model.source
+
+    @property
+    def compiled_feedback(self) -> FeedbackConfig:
+        """`feedback`, its later passes starting at few places where blocks are compiled."""
+        return self.feedback.compiled(self.data.length) if self.train.compile else self.feedback
+
+    @property
     def connection(self) -> ConnectionConfig:
         """The connection of a model that is made from this recipe, its fusion named."""
         return self.feedback.connection.named("residual" if self.model.source else "gated")

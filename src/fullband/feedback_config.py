@@ -6,14 +6,26 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field, field_validator, model_validator
 
-from fullband.strict import Strict
+from fullband.strict import Strict, named
 
 MOST_STEPS, MOST_PASSES, MOST_TRAINED = 10**9, 10**5, 256  # above which a number is a slip, not a plan
 FusionName = Literal["gated", "concat", "add", "residual", "recirculation"]
 SourceName = Literal["top", "middle", "first", "mix"]
 Depth = Annotated[int, Field(ge=0, le=4096)]
 Control = Literal["none", "zeroed", "shuffled", "constant-gate"]
-FeedbackPasses = Union[Annotated[int, Field(ge=0, le=MOST_PASSES)], Literal["exact", "converged"]]  # 0 = plain reading
+FeedbackPasses = Union[Annotated[int, Field(ge=0, le=MOST_PASSES)], Literal["exact", "converged"]]  # 0 = without feedback
+
+
+def parse_feedback_passes(text: str, setting: str = "feedback_passes") -> FeedbackPasses:
+    """0, 1, 2, …, exact or converged. Raises ValueError, naming the `setting`."""
+    word = text.strip()
+    if word == "exact":
+        return "exact"
+    if word == "converged":
+        return "converged"
+    if word.isascii() and word.isdecimal():
+        return int(word)
+    raise ValueError(f"{setting}: must be 0, 1, 2, …, exact or converged, got '{text}'")
 
 
 class ConnectionConfig(Strict):
@@ -87,6 +99,21 @@ class Phase(Strict):
         return self
 
 
+# The table of section 4. "75% one-pass, 22% two-pass, 3% three-pass" is read as: feedback is introduced for the last quarter,
+# in which 12% of the batches take three passes (0.25 x 0.12 = 3% of training).
+SCHEDULES: dict[str, list[Phase]] = {
+    "none": [Phase(fraction=1.0, passes={1: 1.0})],
+    "paper-10b": [Phase(fraction=1.0, passes={3: 1.0})],
+    "paper-100b": [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={3: 1.0})],
+    "paper-200b": [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={2: 0.88, 3: 0.12})],
+    "paper-400b": [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={2: 0.88, 3: 0.12})],
+    # Fig. 3, green: no three-pass batches; it diverges past its trained depth in the paper
+    "paper-two-pass": [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={2: 1.0})],
+    # long-context extension and instruction tuning (section 4.2)
+    "three-pass": [Phase(fraction=1.0, passes={3: 1.0})],
+}
+
+
 class AdaptiveConfig(Strict):
     """Raise the share of deeper passes while the states do not settle (the paper's limitation 2)."""
 
@@ -141,6 +168,19 @@ class FeedbackConfig(Strict):
     control: Control = Field(default="none", description="ablation: what the fusion gets instead of the fed-back state")
     reuse: bool = Field(default=True, description="compute plain prefixes once and reuse them (exact); false: compute every pass in full")
     adaptive: AdaptiveConfig | None = Field(default=None, description="adapts the share of deeper passes to measurements; null = off")
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases of the schedule. Raises ValueError for a name that is unknown and fractions that don't sum to 1."""
+        phases = named(SCHEDULES, self.schedule, "schedule") if isinstance(self.schedule, str) else self.schedule
+        if abs(sum(phase.fraction for phase in phases) - 1) > 1e-6:
+            raise ValueError(f"feedback.schedule: fractions must sum to 1, got {sum(p.fraction for p in phases):g}")
+        return phases
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether any step takes more than one pass."""
+        return any(k > 1 and share > 0 for phase in self.phases for k, share in phase.passes.items())
 
     @property
     def rounding(self) -> int:

@@ -1,12 +1,9 @@
-"""Named shapes and schedules: the paper's own (App. A, the table of section 4) and small ones for real machines."""
+"""Named shapes: the paper's own (App. A) and small ones for real machines. Named schedules are in `feedback_config`."""
 
 from __future__ import annotations
 
-import difflib
-from typing import TypeVar
-
 from fullband.config import ModelConfig, TrunkConfig, parse
-from fullband.feedback_config import Phase
+from fullband.strict import named
 
 TRUNKS: dict[str, TrunkConfig] = {
     # App. A; the head dimension is 1536 / 16 = 96
@@ -14,20 +11,6 @@ TRUNKS: dict[str, TrunkConfig] = {
     "100m": TrunkConfig(vocab_size=50_304, width=576, layers=12, heads=6, kv_heads=3, glu_width=2496, context=4096, window=1024),
     "10m": TrunkConfig(vocab_size=8192, width=288, layers=6, heads=3, kv_heads=1, glu_width=1248, context=2048, window=512),
     "tiny": TrunkConfig(vocab_size=320, width=64, layers=2, heads=4, kv_heads=2, glu_width=256, context=512, window=128, full_every=2),
-}
-
-# The table of section 4. "75% one-pass, 22% two-pass, 3% three-pass" is read as: feedback is introduced for the last quarter,
-# in which 12% of the batches take three passes (0.25 x 0.12 = 3% of training).
-SCHEDULES: dict[str, list[Phase]] = {
-    "none": [Phase(fraction=1.0, passes={1: 1.0})],
-    "paper-10b": [Phase(fraction=1.0, passes={3: 1.0})],
-    "paper-100b": [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={3: 1.0})],
-    "paper-200b": [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={2: 0.88, 3: 0.12})],
-    "paper-400b": [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={2: 0.88, 3: 0.12})],
-    # Fig. 3, green: no three-pass batches; it diverges past its trained depth in the paper
-    "paper-two-pass": [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={2: 1.0})],
-    # long-context extension and instruction tuning (section 4.2)
-    "three-pass": [Phase(fraction=1.0, passes={3: 1.0})],
 }
 
 PAPER_RUNS: dict[str, float] = {"paper-10b": 10e9, "paper-100b": 100e9, "paper-200b": 200e9, "paper-400b": 400e9}  # tokens
@@ -58,22 +41,4 @@ def extend_context(trunk: TrunkConfig, model: ModelConfig) -> TrunkConfig:
 
 def trunk_preset(name: str) -> TrunkConfig:
     """The named shape; ValueError naming the nearest one if there is none."""
-    return _named(TRUNKS, name, "model preset")
-
-
-def resolve_schedule(schedule: str | list[Phase]) -> list[Phase]:
-    """The phases of a recipe; their fractions must sum to 1. Raises ValueError."""
-    phases = _named(SCHEDULES, schedule, "schedule") if isinstance(schedule, str) else schedule
-    if abs(sum(phase.fraction for phase in phases) - 1) > 1e-6:
-        raise ValueError(f"feedback.schedule: fractions must sum to 1, got {sum(p.fraction for p in phases):g}")
-    return phases
-
-
-Value = TypeVar("Value")
-
-
-def _named(table: dict[str, Value], name: str, what: str) -> Value:
-    if name not in table:
-        nearest = difflib.get_close_matches(name, table, n=1, cutoff=0.0)[0]
-        raise ValueError(f"unknown {what} '{name}'; did you mean '{nearest}'? (known: {', '.join(table)})")
-    return table[name]
+    return named(TRUNKS, name, "model preset")

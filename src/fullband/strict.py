@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
@@ -29,6 +30,7 @@ Places = Annotated[list[Place], BeforeValidator(_one_is_a_list)]
 """Paths; one may stand alone."""
 
 Schema = TypeVar("Schema", bound=BaseModel)
+Value = TypeVar("Value")
 
 
 class _Loader(yaml.SafeLoader):
@@ -146,3 +148,11 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [m for a in get_args(annotation) for m in _models_in(a)]
+
+
+def named(table: Mapping[str, Value], name: str, what: str) -> Value:
+    """`table[name]`; ValueError naming the nearest name if there is none."""
+    if name not in table:
+        nearest = difflib.get_close_matches(name, table, n=1, cutoff=0.0)[0]
+        raise ValueError(f"unknown {what} '{name}'; did you mean '{nearest}'? (known: {', '.join(table)})")
+    return table[name]

@@ -9,15 +9,15 @@ import torch
 
 from fullband.feedback.schedule import AdaptiveShare, PassSchedule
 from fullband.feedback.settling import Settling
-from fullband.feedback_config import AdaptiveConfig, FeedbackConfig, Phase
-from fullband.presets import PAPER_RUNS, SCHEDULES, resolve_schedule
+from fullband.feedback_config import SCHEDULES, AdaptiveConfig, FeedbackConfig, Phase
+from fullband.presets import PAPER_RUNS
 from fullband.spans import schedule_spans
 
 PHASES = [Phase(fraction=0.75, passes={1: 1.0}), Phase(fraction=0.25, passes={2: 0.88, 3: 0.12})]
 
 
 def schedule(phases=PHASES, steps=400, seed=0, **config):
-    return PassSchedule(FeedbackConfig(**config), phases, steps, seed)
+    return PassSchedule(FeedbackConfig(schedule=phases, **config), steps, seed)
 
 
 def settling(ratio, needed=None, measurable=True):
@@ -96,7 +96,7 @@ def test_prefixes_are_drawn_freely_where_blocks_are_compiled(length):
     compiled = free.compiled(length)
     assert compiled.rounding > 1
     drawn = [
-        [PassSchedule(config, SCHEDULES["none"], 100, 0).prefixes(step, 0, 2, length, torch.arange(1))[0] for step in range(400)]
+        [PassSchedule(config, 100, 0).prefixes(step, 0, 2, length, torch.arange(1))[0] for step in range(400)]
         for config in (free, compiled)
     ]
     assert drawn[0] == drawn[1] and len(set(drawn[1])) > 60
@@ -128,7 +128,7 @@ def test_phases_change_at_their_fractions():
 
 @pytest.mark.parametrize("name, compute", [("paper-10b", 30e9), ("paper-100b", 150e9), ("paper-200b", 256e9), ("paper-400b", 512e9)])
 def test_token_equivalent_compute_of_the_paper(name, compute):
-    s = schedule(resolve_schedule(name), steps=1000)
+    s = schedule(SCHEDULES[name], steps=1000)
     assert s.token_equivalent_compute(int(PAPER_RUNS[name] / 1000)) == pytest.approx(compute, rel=2e-3)
     shares = sum(phase.fraction * k * p for phase in SCHEDULES[name] for k, p in phase.passes.items())
     assert shares * PAPER_RUNS[name] == pytest.approx(compute)

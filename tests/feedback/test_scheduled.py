@@ -13,7 +13,7 @@ from fullband.layout import Layout
 
 def schedule_of(passes, **settings):
     phases = [Phase(fraction=1.0, passes={passes: 1.0})]
-    return PassSchedule(FeedbackConfig(**settings), phases, 10, seed=3)
+    return PassSchedule(FeedbackConfig(schedule=phases, **settings), 10, seed=3)
 
 
 def objective(model, rows, schedule, **options):

@@ -9,14 +9,13 @@ import pytest
 
 from fullband.config import Recipe, load_recipe
 from fullband.feedback.schedule import PassSchedule
-from fullband.presets import resolve_schedule
 from fullband.quickstart.recipes import RECIPE, fullband_recipe, reach, standard_recipe
 
 OUTPUT = Path("runs/quickstart")
 
 
 def compute(recipe: Recipe) -> int:
-    schedule = PassSchedule(recipe.feedback, resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.seed)
+    schedule = PassSchedule(recipe.feedback, recipe.train.steps, recipe.seed)
     return schedule.token_equivalent_compute(recipe.train.batch_rows * recipe.data.length)
 
 

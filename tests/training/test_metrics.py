@@ -17,7 +17,6 @@ from fullband.config import Recipe
 from fullband.training import loop as loop_module
 from fullband.training import train
 from fullband.training.metrics import JsonLines, open_trackers, read_metrics
-from fullband.training.run import folder_of
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -157,7 +156,7 @@ def test_a_missing_tracker_is_one_line(recipe: MakeRecipe, monkeypatch: pytest.M
     for start in (plan_of, train):
         with pytest.raises(ValueError, match=rf"train\.tracker: {tracker} is not installed; pip install 'fullband\[track\]'"):
             start(config)
-    assert not folder_of(config).exists()
+    assert not config.folder.exists()
     assert train(recipe()).steps == 6  # nothing is in the way of a start without it
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fullband.config import ModelConfig, Recipe
+from fullband.hf.context import extend_source
 from fullband.training import train
-from fullband.training.rope import extend_source
 from fullband.training.run import prepare
 
 MakeRecipe = Callable[..., Recipe]

@@ -22,7 +22,6 @@ from fullband.model import FullBandModel
 from fullband.training import train
 from fullband.training.checkpoint import Checkpoints
 from fullband.training.loop import own_folder
-from fullband.training.run import folder_of
 from training.runs import assert_same_run, in_child, kill_self, last_of, needs_fork, on_file_change, with_changes
 
 MakeRecipe = Callable[..., Recipe]
@@ -391,12 +390,12 @@ def test_data_that_vanish_lose_nothing(recipe: MakeRecipe, monkeypatch: pytest.M
 def test_two_runs_of_a_fresh_folder(recipe: MakeRecipe) -> None:
     """The second is refused before it writes anything, and a refused one leaves no folder."""
     config, other = recipe("a/b/run"), recipe("a/b/run", seed=4)
-    with own_folder(folder_of(config)), pytest.raises(ValueError, match="another process is at work there"):
+    with own_folder(config.folder), pytest.raises(ValueError, match="another process is at work there"):
         train(other)
-    assert not (folder_of(config).parents[1]).exists()
+    assert not (config.folder.parents[1]).exists()
     with pytest.raises(ValueError, match=r"data\.length"):
         train(with_changes(config, data__length=65))
-    assert not (folder_of(config).parents[1]).exists()
+    assert not (config.folder.parents[1]).exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(recipe: MakeRecipe, tmp_path: Path) -> None:

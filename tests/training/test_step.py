@@ -17,7 +17,6 @@ from fullband.feedback.schedule import PassSchedule
 from fullband.files import read_tensors
 from fullband.training import train
 from fullband.training.metrics import read_metrics
-from fullband.training.models import compiled_feedback
 from fullband.training.run import Run, prepare
 from fullband.training.step import StepReport, accumulate_gradients
 from reference.seam import read
@@ -45,7 +44,7 @@ def gradients(recipe: Recipe, step: int = 1, z_loss: float = 1e-2, thin: bool = 
     if thin:
         for row in range(batch.shape[0]):
             batch.targets[row, : 3 * row] = IGNORE
-    schedule = PassSchedule(recipe.feedback, run.schedule.phases, 10, recipe.seed)
+    schedule = PassSchedule(recipe.feedback, 10, recipe.seed)
     report = accumulate_gradients(run.model, batch, step, schedule, recipe.train, z_loss)
     return {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}, report
 
@@ -76,7 +75,7 @@ def test_jitter_does_not_know_the_split_either(packed: MakeRecipe) -> None:
 
 
 def test_microbatches_draw_prefixes_of_their_own(packed: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = PassSchedule(packed().feedback, prepare(packed(), False).schedule.phases, 10, seed=3)
+    schedule = PassSchedule(packed().feedback, 10, seed=3)
     rows = torch.arange(2)
     drawn = [schedule.prefixes(5, accumulation, 3, 24, rows) for accumulation in range(8)]
     assert len({tuple(p) for p in drawn}) > 4
@@ -218,10 +217,10 @@ def test_compiled_blocks_train_the_same(packed: MakeRecipe) -> None:
 
 @pytest.mark.parametrize(("length", "rounding"), [(2, 1), (24, 12), (128, 64), (512, 64), (2048, 256), (8192, 1024)])
 def test_compiled_passes_start_at_few_places(recipe: MakeRecipe, length: int, rounding: int) -> None:
-    assert compiled_feedback(recipe(data__length=length, train__compile=True)).rounding == rounding
-    assert compiled_feedback(recipe(data__length=length)).rounding == 1
+    assert recipe(data__length=length, train__compile=True).compiled_feedback.rounding == rounding
+    assert recipe(data__length=length).compiled_feedback.rounding == 1
     for chosen in (1, 5):
-        assert compiled_feedback(recipe(data__length=length, train__compile=True, feedback__prefix_rounding=chosen)).rounding == chosen
+        assert recipe(data__length=length, train__compile=True, feedback__prefix_rounding=chosen).compiled_feedback.rounding == chosen
 
 
 def test_where_passes_start_changes_no_loss(packed: MakeRecipe) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fullband.cli.models import Device, Dtype, ModelFolder, open_model, parse_feedback_passes
+from fullband.cli.models import Device, Dtype, ModelFolder, open_model
 
 if TYPE_CHECKING:
     from fullband.cli.conversation import Conversation, Turn
@@ -71,8 +71,9 @@ def chat(
     from fullband.cli.conversation import Conversation
     from fullband.data.chat_template import load_chat_template
     from fullband.decode.options import GenerateOptions
+    from fullband.feedback_config import parse_feedback_passes
 
-    passes = None if feedback_passes is None else parse_feedback_passes(feedback_passes)
+    passes = None if feedback_passes is None else parse_feedback_passes(feedback_passes, "--feedback-passes")
     options = GenerateOptions(
         mode=mode, feedback_passes=passes, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chunk=CHUNK
     )
@@ -179,8 +180,9 @@ class Session:
 
     def set_passes(self, argument: str) -> None:
         from fullband.decode.modes import resolve_mode
+        from fullband.feedback_config import parse_feedback_passes
 
-        self.use(resolve_mode("fused", parse_feedback_passes(argument)))
+        self.use(resolve_mode("fused", parse_feedback_passes(argument, "/passes")))
 
     def use(self, mode: Mode) -> None:
         self.conversation.request = self.conversation.request.in_mode(mode)

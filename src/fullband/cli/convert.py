@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fullband.cli.models import DTYPES, AsJson
+from fullband.cli.models import AsJson
+from fullband.device import DTYPES, resolve_dtype
 
 if TYPE_CHECKING:
     from fullband.hf.convert import Conversion
@@ -58,10 +59,9 @@ def convert(
     """
     from fullband.cli.console import output as stdout
     from fullband.cli.console import print_json
-    from fullband.cli.models import parse_dtype
     from fullband.cli.quiet import quiet_transformers
 
-    wanted = None if dtype is None else parse_dtype(dtype)
+    wanted = None if dtype is None else resolve_dtype(dtype)
     check_fusion(fusion)
     quiet_transformers()
     from fullband.hf import convert as conversion

@@ -6,8 +6,8 @@ from typing import Any
 
 from fullband import costs
 from fullband.config import Recipe, TrunkConfig
-from fullband.feedback_config import ConnectionConfig, FeedbackConfig
-from fullband.presets import PAPER_RUNS, SCHEDULES, resolve_schedule
+from fullband.feedback_config import SCHEDULES, ConnectionConfig, FeedbackConfig
+from fullband.presets import PAPER_RUNS
 from fullband.spans import schedule_spans
 
 PAPER_TRUNK, PAPER_LENGTH = "paper-1b", 8192
@@ -96,14 +96,14 @@ def describe_run(recipe: Recipe, trunk: TrunkConfig | None, feedback: FeedbackCo
     from fullband.optim.wsd import warmup_length
 
     train, length, connection = recipe.train, recipe.data.length, recipe.connection
-    phases = resolve_schedule(feedback.schedule)
+    phases = feedback.phases
     mixture = costs.pass_mixture(phases, train.steps, feedback.start_step)
     rows = train.microbatch_rows or train.batch_rows
     tokens_per_step = train.batch_rows * length
     described = {
         "name": recipe.name,
         "seed": recipe.seed,
-        "folder": recipe.output or f"runs/{recipe.name}",
+        "folder": str(recipe.folder),
         "steps": train.steps,
         "tokens_per_step": tokens_per_step,
         "schedule": [

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullband.cli.models import AsJson, Device, Dtype, parse_dtype, parse_feedback_passes
+from fullband.cli.models import AsJson, Device, Dtype
+from fullband.device import resolve_device, resolve_dtype
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,6 +102,7 @@ def evaluate(
     from fullband.evaluate.plan import Plan, check_folder, plan_names
     from fullband.evaluate.report.results import BASELINE, gather_baseline
     from fullband.evaluate.run import load_material
+    from fullband.feedback_config import parse_feedback_passes
 
     if data_dir is not None:
         offline()
@@ -121,7 +123,7 @@ def evaluate(
         shard=parse_shard(shard),
     )
     check_modes(plan)
-    precision = parse_dtype(dtype)
+    precision = resolve_dtype(dtype)
     text = HarnessText.of_folder(small_files(model))
     text_of_baseline = HarnessText.of_folder(small_files(baseline)) if baseline is not None else text
     if dry_run:
@@ -182,7 +184,6 @@ def open_subject(name: str, device: str, precision: Any) -> Subject:
     from fullband.evaluate.harness.model import small_files
     from fullband.evaluate.plan import files_hash, weights_hash
     from fullband.loading import load_model
-    from fullband.training.run import resolve_device
 
     network = load_model(name, resolve_device(device, "--device"), precision, plain=True)
     folder = small_files(name)
@@ -297,7 +298,9 @@ def check_modes(plan: Plan) -> None:
 
 def parse_reading(part: str) -> Any:
     """Raises ValueError."""
-    return "soft" if part.strip() == "soft" else parse_feedback_passes(part)
+    from fullband.feedback_config import parse_feedback_passes
+
+    return "soft" if part.strip() == "soft" else parse_feedback_passes(part, "--feedback-passes")
 
 
 def parse_prompts(name: str) -> Any:

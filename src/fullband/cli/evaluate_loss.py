@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model, parse_feedback_passes
+from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model
 
 if TYPE_CHECKING:
     from fullband.data.batch import Document
@@ -52,10 +52,11 @@ def evaluate_loss(
     from fullband.cli.reading import reading_progress
     from fullband.evaluate import loss_by_passes
     from fullband.feedback.by_passes import positions_to_run
+    from fullband.feedback_config import parse_feedback_passes
 
     if text and recipe:
         raise ValueError("--text and --recipe each choose the data; give only one of them")
-    passes = [parse_feedback_passes(part) for part in feedback_passes.split(",")]
+    passes = [parse_feedback_passes(part, "--feedback-passes") for part in feedback_passes.split(",")]
     network, tokenizer, folder = open_model(model, device, dtype)
     source, chosen = text_documents(text, tokenizer, documents) if text else recipe_documents(recipe, folder, tokenizer, documents)
     length = sum(len(document) for document in chosen)

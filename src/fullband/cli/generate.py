@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
-from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model, parse_feedback_passes
+from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model
 
 if TYPE_CHECKING:
     from fullband.cli.completions import Request
@@ -114,6 +114,8 @@ def generate(
 
     The continuation alone goes to stdout; samples (--n) are printed under a line with their number.
     """
+    from fullband.feedback_config import parse_feedback_passes
+
     if (prompt is None) == (prompts is None):
         raise ValueError("give a PROMPT or --prompts FILE" + (", not both" if prompt is not None else ""))
     if prompts is None and (output or resume):
@@ -135,7 +137,7 @@ def generate(
     from fullband.cli.prompts import Prompt, read_prompts, tokenize_prompts
     from fullband.decode.options import GenerateOptions
 
-    passes = None if feedback_passes is None else parse_feedback_passes(feedback_passes)
+    passes = None if feedback_passes is None else parse_feedback_passes(feedback_passes, "--feedback-passes")
     if overflow == "slide" and max_new_tokens is None and max_length is None:
         max_new_tokens = DEFAULT_NEW_TOKENS
     options = GenerateOptions(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from fullband.config import Recipe, TrunkConfig
 
 EXAMPLES = """Examples:
 
@@ -81,36 +78,15 @@ def describe_folder(folder: Path) -> dict[str, Any]:
 def describe_recipe(path: Path, overrides: list[str]) -> dict[str, Any]:
     from fullband.cli.describe import describe_model, describe_run
     from fullband.config import load_recipe
-    from fullband.training.models import compiled_feedback
+    from fullband.training.resolve import shape_of
 
     recipe = load_recipe(path, overrides)
-    trunk = trunk_of(recipe)
+    trunk = shape_of(recipe)
     return {
         "recipe": str(path),
         "model": describe_model(trunk, recipe.connection, recipe.data.length),
-        "run": describe_run(recipe, trunk, compiled_feedback(recipe)),
+        "run": describe_run(recipe, trunk, recipe.compiled_feedback),
     }
-
-
-def trunk_of(recipe: Recipe) -> TrunkConfig:
-    """The recipe's trunk, its vocabulary filled in by the tokenizer: without that one, if it is not here and the shape is whole."""
-    from fullband.data.tasks import build_task
-    from fullband.data.tokenizers import load_tokenizer
-    from fullband.presets import resolve_trunk
-    from fullband.training.models import data_of, model_origin
-
-    if origin := model_origin(recipe):
-        raise ValueError(f"the recipe's model comes from {origin}: see `fullband train RECIPE --dry-run`, or `fullband info FOLDER`")
-    if recipe.data.source.kind == "task":
-        return resolve_trunk(recipe.model, build_task(recipe.data.source).vocab_size)
-    try:
-        vocab_size = load_tokenizer(data_of(recipe).tokenizer).vocab_size
-    except ValueError as missing:
-        try:
-            return resolve_trunk(recipe.model)
-        except ValueError:
-            raise missing from None
-    return resolve_trunk(recipe.model, vocab_size)
 
 
 def print_found(console: Any, found: dict[str, Any]) -> None:

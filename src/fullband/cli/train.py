@@ -65,36 +65,24 @@ def train(
 
 def plan_of(recipe: Recipe) -> dict[str, Any]:
     """What training `recipe` would do. Raises ValueError for all that `train` would refuse, but for what the run folder holds."""
-    import torch
-
     from fullband.cli.describe import describe_converted, describe_model, describe_run
-    from fullband.data.build import build_loader
     from fullband.model import FullBandModel
     from fullband.optim.groups import describe_groups, parameter_groups
-    from fullband.training.checks import check_run, check_run_folder
-    from fullband.training.models import build_model, data_of, feedback_of, model_origin
-    from fullband.training.run import folder_of, resolve_device
+    from fullband.training.resolve import resolve
 
-    device = resolve_device(recipe.train.device)
-    loader = build_loader(data_of(recipe), recipe.seed, recipe.train.batch_rows)
-    place = "cpu" if recipe.train.initial_checkpoint or model_origin(recipe) else "meta"  # no memory, unless there are weights to check
-    with torch.device(place):
-        model = build_model(recipe, loader)
-    notices = loader.notices()
-    check_run(recipe, loader, model)
-    check_run_folder(folder_of(recipe))
-    optim, length = recipe.optim, recipe.data.length
+    made = resolve(recipe, dry=True)
+    optim, model = recipe.optim, made.model
     if isinstance(model, FullBandModel):
-        trunk, described = model.config.trunk, describe_model(model.config.trunk, model.config.connection, length)
+        trunk, described = model.config.trunk, describe_model(model.config.trunk, model.config.connection, recipe.data.length)
     else:
         trunk, described = None, describe_converted(model, recipe)
     return {
-        "device": str(device),
-        "data": loader.fingerprint(),
-        "notices": notices,
+        "device": str(made.device),
+        "data": made.loader.fingerprint(),
+        "notices": made.notices,
         "groups": describe_groups(parameter_groups(model, optim.kind), optim),
         "model": described,
-        "run": describe_run(recipe, trunk, feedback_of(recipe, model)),
+        "run": describe_run(recipe, trunk, made.feedback),
     }
 
 

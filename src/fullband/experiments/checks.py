@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from fullband.config import TaskSource
 from fullband.experiments.config import Experiment, PositionsMeasure, ProbeMeasure
-from fullband.experiments.grid import Job, trunk_of
+from fullband.experiments.grid import Job
 from fullband.experiments.measure import readings_of
+from fullband.training.resolve import shape_of
 
 
 def check_jobs(experiment: Experiment, jobs: Sequence[Job]) -> None:
@@ -36,6 +37,6 @@ def _check_measure(experiment: Experiment, job: Job) -> None:
             raise ValueError(f"{where}: probes read App. F's texts, whose words a built-in task does not have")
         return
     longest = max(measure.positions) if isinstance(measure, PositionsMeasure) else measure.length or 0
-    if longest > (context := trunk_of(job.recipe).context):
+    if longest > (context := shape_of(job.recipe).context):
         what = "position" if isinstance(measure, PositionsMeasure) else "length"
         raise ValueError(f"{where}: {what} {longest} is beyond the model's context of {context}")

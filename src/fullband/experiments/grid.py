@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fullband.config import Recipe, TrunkConfig, parse, set_key
+from fullband.config import Recipe, parse, set_key
 from fullband.costs import RunCost, pass_mixture, run_cost
-from fullband.data.build import build_loader
 from fullband.experiments.config import Cell, EqualTo, Experiment
-from fullband.presets import resolve_schedule, resolve_trunk
-from fullband.training.models import compiled_feedback
+from fullband.training.resolve import shape_of
 
 RUNS = Path("runs") / "experiments"
 AMOUNTS = {"tokens": "tokens", "token-equivalent": "token_equivalent", "flops": "flops"}  # of `RunCost`
@@ -53,19 +51,13 @@ def jobs_of(experiment: Experiment, seeds: Sequence[int] | None = None, runs: Pa
     return jobs
 
 
-def trunk_of(recipe: Recipe) -> TrunkConfig:
-    """The shape of the model that a recipe trains. Raises ValueError for data that can't be read, as their tokenizer is part of it."""
-    loader = build_loader(recipe.data.model_copy(update={"tokenizer": _tokenizer(recipe)}), recipe.seed, recipe.train.batch_rows)
-    return resolve_trunk(recipe.model, loader.vocab_size)
-
-
 def expected_cost(recipe: Recipe) -> RunCost:
     """The expected compute of a run of an App. A model, by formula."""
-    trunk = trunk_of(recipe)
-    mixture = pass_mixture(resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.feedback.start_step)
+    trunk = shape_of(recipe)
+    mixture = pass_mixture(recipe.feedback.phases, recipe.train.steps, recipe.feedback.start_step)
     tokens = recipe.train.steps * recipe.train.batch_rows * recipe.data.length
     rows = recipe.train.microbatch_rows or recipe.train.batch_rows
-    return run_cost(trunk, recipe.connection, tokens, mixture, recipe.data.length, compiled_feedback(recipe), rows)
+    return run_cost(trunk, recipe.connection, tokens, mixture, recipe.data.length, recipe.compiled_feedback, rows)
 
 
 def _recipe(experiment: Experiment, cell: Cell, seed: int, runs: Path) -> Recipe:
@@ -87,7 +79,3 @@ def _with_equal_compute(recipe: Recipe, other: Recipe, equal: EqualTo) -> Recipe
     if len(steps) > 1:
         raise ValueError(f"{recipe.name}: equal {' and '.join(equal.by)} ask for different steps ({', '.join(map(str, sorted(steps)))})")
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps.pop()})})
-
-
-def _tokenizer(recipe: Recipe) -> str:
-    return "bytes" if recipe.data.tokenizer == "auto" else recipe.data.tokenizer

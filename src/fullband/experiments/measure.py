@@ -20,7 +20,6 @@ from fullband.feedback.mergers import MERGERS, Gated
 from fullband.feedback_config import Control, FeedbackPasses
 from fullband.loading import load_model
 from fullband.model import FullBandModel, resolve_model_folder
-from fullband.presets import resolve_schedule
 
 STANDARD = "standard"  # the only reading of a model that was trained without feedback
 DOCUMENTS = 256  # that rows of text are cut from, at most
@@ -59,12 +58,12 @@ def measure(
 
 def reading_name(recipe: Recipe, passes: FeedbackPasses) -> str:
     """ "standard" for a model without feedback; else "fused-0", "fused-1", … or "exact"."""
-    return (f"fused-{passes}" if isinstance(passes, int) else passes) if feeds_back(recipe) else STANDARD
+    return (f"fused-{passes}" if isinstance(passes, int) else passes) if recipe.feedback.feeds_back else STANDARD
 
 
 def readings_of(recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | ProbeMeasure) -> list[str]:
     """Names of the readings that `measure` makes of the model that `recipe` trains."""
-    if not feeds_back(recipe):
+    if not recipe.feedback.feeds_back:
         return [STANDARD]
     if isinstance(plan, ProbeMeasure):
         return list(plan.prefills)
@@ -73,10 +72,6 @@ def readings_of(recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | Probe
         gated = issubclass(MERGERS[recipe.connection.fusion or "gated"], Gated)
         names += [f"{names[-1]}, {control}" for control in plan.controls if gated or control != "constant-gate"]
     return names
-
-
-def feeds_back(recipe: Recipe) -> bool:
-    return any(k > 1 and share > 0 for phase in resolve_schedule(recipe.feedback.schedule) for k, share in phase.passes.items())
 
 
 def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure, reading_progress: ReadingProgress) -> Measured:
@@ -90,7 +85,7 @@ def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure, rea
             accuracy_T = accuracy_by_position(model, rows.tokens, rows.targets, how, batch_rows=256).accuracy_T
         values[name] = {str(position): float(accuracy_T[position - 1]) for position in plan.positions}
 
-    passes = {reading_name(recipe, how): how for how in (plan.feedback_passes if feeds_back(recipe) else [0])}
+    passes = {reading_name(recipe, how): how for how in (plan.feedback_passes if recipe.feedback.feeds_back else [0])}
     for name in readings_of(recipe, plan):
         plainly, _, control = name.partition(", ")
         with under(model, cast(Control, control) or model.connection.control):
@@ -115,16 +110,16 @@ def _settling(model: FullBandModel, recipe: Recipe, plan: SettlingMeasure, readi
     with reading_progress(model, positions_to_run(batch.tokens.numel(), [plan.passes, "exact"])):
         trace = trace_passes(model, batch, plan.passes)
     values = {}
-    for passes in plan.feedback_passes if feeds_back(recipe) else [0]:
+    for passes in plan.feedback_passes if recipe.feedback.feeds_back else [0]:
         last = len(trace.records) - 1  # nothing changed after it
         values[reading_name(recipe, passes)] = {"loss": trace.loss_exact if passes == "exact" else trace.records[min(passes, last)].loss}
-    return Measured(values, judge(trace).word if feeds_back(recipe) else None, asdict(trace))
+    return Measured(values, judge(trace).word if recipe.feedback.feeds_back else None, asdict(trace))
 
 
 def _probe(model: FullBandModel, recipe: Recipe, folder: Path, plan: ProbeMeasure, reading_progress: ReadingProgress) -> Measured:
     from fullband.probe.run import plan_probe, run_probe
 
-    prefills = plan.prefills if feeds_back(recipe) else [STANDARD]
+    prefills = plan.prefills if recipe.feedback.feeds_back else [STANDARD]
     planned = plan_probe(model, load_tokenizer(folder), plan.tasks, prefills, groups=plan.groups, depths=[0])
     with reading_progress(model, planned.positions):
         result = run_probe(model, planned, PROBE_TOKENS)

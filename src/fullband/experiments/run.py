@@ -25,7 +25,6 @@ from fullband.model import FullBandModel
 from fullband.training import RunResult, train
 from fullband.training.checkpoint import Checkpoints
 from fullband.training.loop import Watcher
-from fullband.training.models import compiled_feedback
 from fullband.training.run import RECIPE
 
 CELL = "cell.json"
@@ -95,7 +94,7 @@ def _is_another(recipe: Recipe, asked: Recipe) -> bool:
 
 
 def _trained(recipe: Recipe) -> Recipe:
-    feedback = compiled_feedback(recipe)
+    feedback = recipe.compiled_feedback
     rounding = {"prefix_rounding": feedback.rounding}
     return recipe.model_copy(update={"output": None, "feedback": feedback.model_copy(update=rounding)})
 
@@ -169,7 +168,7 @@ def training_numbers(job: Job, trained: RunResult, processor_seconds: float, res
         "token_equivalent": trained.token_equivalent,
         "executed_positions": trained.executed_positions,
         "executed_flops": run_flops(
-            trunk, recipe.connection, trained.tokens, trained.executed_positions, recipe.data.length, recipe.feedback, rows
+            trunk, recipe.connection, trained.tokens, trained.executed_positions, recipe.data.length, recipe.compiled_feedback, rows
         ),
         "seconds": round(trained.seconds, 1),
         "processor_seconds": round(processor_seconds, 1),

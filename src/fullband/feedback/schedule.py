@@ -14,7 +14,7 @@ from torch import Tensor
 from fullband.feedback.multipass import Prefix
 from fullband.feedback.noise import keyed_generator
 from fullband.feedback.settling import Settling
-from fullband.feedback_config import AdaptiveConfig, FeedbackConfig, Phase
+from fullband.feedback_config import AdaptiveConfig, FeedbackConfig
 from fullband.spans import Span, schedule_spans
 
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -27,8 +27,8 @@ class PassSchedule:
     its stated share, so the token-equivalent compute of a short run is what its recipe says.
     """
 
-    def __init__(self, config: FeedbackConfig, phases: list[Phase], steps: int, seed: int):
-        self.config, self.phases, self.steps, self.seed = config, phases, steps, seed
+    def __init__(self, config: FeedbackConfig, steps: int, seed: int):
+        self.config, self.phases, self.steps, self.seed = config, config.phases, steps, seed
         self.offset = float(keyed_generator("passes", seed).random())
         self.switched_on: int | None = None  # the switch-on of a resumed run, where it is not the recipe's
         self.adaptive = AdaptiveShare(config.adaptive, self._feeding()) if config.adaptive else None

@@ -20,7 +20,6 @@ from fullband.feedback.schedule import PassSchedule
 from fullband.feedback.scheduled import run_scheduled_passes
 from fullband.feedback_config import FeedbackConfig
 from fullband.hf.rows import describe_rows, shifted_targets
-from fullband.presets import resolve_schedule
 
 if TYPE_CHECKING:
     from fullband.hf.model import FullBandForCausalLM
@@ -35,11 +34,10 @@ def pass_schedule(model: FullBandForCausalLM) -> PassSchedule:
     if feedback.fusion_warmup or feedback.adaptive:
         key = "fusion_warmup" if feedback.fusion_warmup else "adaptive"
         raise ValueError(f"config.feedback.{key}: needs `fullband train`; forward(labels=…) neither freezes weights nor measures states")
-    phases = resolve_schedule(feedback.schedule)
     steps = model.config.training_steps
-    if steps is None and (len(phases) > 1 or feedback.start_step):
+    if steps is None and (len(feedback.phases) > 1 or feedback.start_step):
         raise ValueError("config.training_steps: the schedule has several phases, which are fractions of it; set it to the run's steps")
-    return PassSchedule(feedback, phases, steps or 1, model.config.training_seed)
+    return PassSchedule(feedback, steps or 1, model.config.training_seed)
 
 
 def training_forward(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullband.config import Recipe, TaskSource, load_recipe, parse
 from fullband.feedback.schedule import PassSchedule
-from fullband.presets import resolve_schedule, resolve_trunk
+from fullband.presets import resolve_trunk
 
 RECIPE = Path(__file__).with_name("recipe.yaml")
 POSITIONS = (8, 16, 32, 64)  # where accuracy is reported, counted from 1
@@ -37,7 +37,7 @@ def fullband_recipe(seed: int, output: Path, overrides: Sequence[str] = ()) -> R
 def standard_recipe(fullband: Recipe, output: Path) -> Recipe:
     """`fullband` without feedback, with as many more steps as make the token-equivalent compute equal to within a step."""
     tokens_per_step = fullband.train.batch_rows * fullband.data.length
-    schedule = PassSchedule(fullband.feedback, resolve_schedule(fullband.feedback.schedule), fullband.train.steps, fullband.seed)
+    schedule = PassSchedule(fullband.feedback, fullband.train.steps, fullband.seed)
     steps = round(schedule.token_equivalent_compute(tokens_per_step) / tokens_per_step)
     changes = {
         "name": f"{fullband.name.removesuffix('-fullband')}-standard",

@@ -17,7 +17,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from fullband.config import Recipe
 from fullband.feedback.schedule import PassSchedule
-from fullband.presets import resolve_schedule
 
 WORKER = "fullband.quickstart.worker"
 
@@ -135,7 +134,7 @@ class TrainingProgress(Progress):
         )
 
     def add(self, recipe: Recipe) -> ProgressRow:
-        schedule = PassSchedule(recipe.feedback, resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.seed)
+        schedule = PassSchedule(recipe.feedback, recipe.train.steps, recipe.seed)
         total = schedule.token_equivalent_compute(recipe.train.batch_rows * recipe.data.length)
         label = recipe.name.rpartition("-")[2]
         task = self.add_task(label, total=total, step=0, steps=recipe.train.steps, loss="", speed="")

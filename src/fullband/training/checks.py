@@ -11,7 +11,6 @@ from fullband.data.loader import Loader
 from fullband.files import check_place
 from fullband.loading import LoadedModel
 from fullband.optim.wsd import wsd_factor
-from fullband.presets import resolve_schedule
 from fullband.training.metrics import check_tracker
 
 LONGEST_NAME = 255  # bytes of a file's name, on the file systems that there are
@@ -25,11 +24,10 @@ def check_run(recipe: Recipe, loader: Loader, model: LoadedModel) -> list[Batch]
     optim, evaluation = recipe.optim, recipe.evaluation
     wsd_factor(0, recipe.train.steps, optim.warmup_steps, optim.cooldown, optim.cooldown_shape)
     check_tracker(recipe.train.tracker)
-    feeds_back = any(k > 1 for phase in resolve_schedule(recipe.feedback.schedule) for k, share in phase.passes.items() if share)
     if recipe.feedback.prefix == "answer" and not isinstance(recipe.data.source, ChatSource):
         raise ValueError("feedback.prefix: 'answer' needs data that say where answers begin (data.source.kind chat)")
     held_out = loader.validation_batches(evaluation.rows, evaluation.batch_rows) if evaluation.rows else []
-    if not feeds_back:
+    if not recipe.feedback.feeds_back:
         return held_out
     if "converged" in evaluation.feedback_passes and held_out:
         if any(batch.plain is not None for batch in held_out):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from fullband.data.batch import Batch
+from fullband.device import autocast
 from fullband.feedback.by_passes import states_by_passes
 from fullband.feedback.loss import token_losses
 from fullband.feedback_config import FeedbackPasses
 from fullband.loading import LoadedModel
-from fullband.training.step import autocast
 
 
 @torch.no_grad()

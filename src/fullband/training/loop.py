@@ -22,7 +22,7 @@ from fullband.training.evaluation import validation_losses
 from fullband.training.metrics import Tracker, open_trackers
 from fullband.training.milestones import Milestones
 from fullband.training.progress import shown_progress
-from fullband.training.run import DivergedError, Run, folder_of, prepare
+from fullband.training.run import DivergedError, Run, prepare
 from fullband.training.step import StepReport, accumulate_gradients
 from fullband.training.stop import StopRequest, stop_signals
 
@@ -62,8 +62,8 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
     step, for a loss that is not finite.
     """
     with ExitStack() as held:
-        check_run_folder(folder_of(recipe))
-        held.enter_context(own_folder(folder_of(recipe)))
+        check_run_folder(recipe.folder)
+        held.enter_context(own_folder(recipe.folder))
         run = prepare(recipe, resume)
         if watcher is None and (progress := shown_progress()):
             watcher = held.enter_context(progress)

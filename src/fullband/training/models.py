@@ -9,10 +9,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fullband.config import DataConfig, ModelConfig, Recipe
+from fullband.config import ModelConfig, Recipe
 from fullband.data.batch import PADDING
 from fullband.data.loader import Loader
-from fullband.feedback_config import ConnectionConfig, FeedbackConfig
+from fullband.feedback_config import ConnectionConfig
 from fullband.files import verify_manifest
 from fullband.loading import LoadedModel
 from fullband.model import FullBandModel, SavedConfig, is_converted, read_json_config, resolve_model_folder
@@ -21,40 +21,13 @@ from fullband.presets import extend_context, resolve_trunk
 LENGTHS = ("context", "rope_base", "rope")  # of a trunk's shape: what may differ from the checkpoint that a run starts from
 
 
-def model_origin(recipe: Recipe) -> str | None:
-    """The folder or hub id that brings the recipe's shape, or None if the recipe says it."""
-    if recipe.model.preset or recipe.model.trunk:
-        return None
-    return recipe.train.initial_checkpoint or recipe.model.source
-
-
-def data_of(recipe: Recipe, checkpoint: Path | None = None) -> DataConfig:
-    """The recipe's data; the tokenizer comes with the model where the recipe names none, or with the `checkpoint` it has come to.
-
-    Raises ValueError if there is no such model.
-    """
-    origin = model_origin(recipe)
-    if recipe.data.tokenizer != "auto":
-        return recipe.data
-    folder = None if origin is None else checkpoint or _tokenizer_folder(origin)
-    return recipe.data.model_copy(update={"tokenizer": "bytes" if folder is None else str(folder)})
-
-
-def _tokenizer_folder(origin: str) -> Path:
-    if Path(origin).is_dir():
-        return resolve_model_folder(origin)
-    from fullband.hf.source import find_source
-
-    return find_source(origin).folder
-
-
 def build_model(recipe: Recipe, loader: Loader, checkpoint: Path | None = None) -> LoadedModel:
     """The recipe's model, ready to train: as `checkpoint` left it, or for a fresh run (None) initialised from its seed, converted from its
     source, or with the weights of `train.initial_checkpoint`.
 
     Raises ValueError if it does not fit the recipe's data or settings.
     """
-    origin = model_origin(recipe)
+    origin = recipe.origin
     model: LoadedModel
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -91,17 +64,6 @@ def save_model(model: LoadedModel, folder: Path) -> None:
     for path in folder.iterdir():
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-
-
-def feedback_of(recipe: Recipe, model: LoadedModel) -> FeedbackConfig:
-    """The recipe's feedback as this model can train it: without prefix reuse where the trunk cannot be read in pieces."""
-    feedback = compiled_feedback(recipe)
-    return feedback.model_copy(update={"reuse": feedback.reuse and model.trunk.supports_prefix_reuse})
-
-
-def compiled_feedback(recipe: Recipe) -> FeedbackConfig:
-    """The recipe's feedback, its later passes starting at few places where blocks are compiled."""
-    return recipe.feedback.compiled(recipe.data.length) if recipe.train.compile else recipe.feedback
 
 
 def model_identity(model: LoadedModel, recipe: Recipe) -> dict[str, Any]:
@@ -155,9 +117,9 @@ def _from_origin(origin: str, recipe: Recipe, loader: Loader) -> LoadedModel:
         if change := ", ".join(f"its {key} is {own[key]}, the recipe's {value}" for key, value in wanted.items() if own[key] != value):
             raise ValueError(f"{origin}: feedback.connection: {change}")
         return model
+    from fullband.hf.context import extend_source
     from fullband.hf.convert import attach
     from fullband.hf.source import find_source, load_source
-    from fullband.training.rope import extend_source
 
     lm = load_source(find_source(place or origin), torch.float32, lambda config: extend_source(config, recipe.model))
     converted: Any = attach(lm, connection=recipe.connection.model_dump())
@@ -177,8 +139,8 @@ def _saved(folder: Path, extension: ModelConfig) -> LoadedModel:
         model = FullBandModel(trunk, start.config.connection)
         model.load_state_dict(start.state_dict())
         return model
+    from fullband.hf.context import extend_source
     from fullband.hf.convert import load_converted
-    from fullband.training.rope import extend_source
 
     return load_converted(folder, torch.float32, lambda config: extend_source(config.trunk_config, extension))
 
@@ -193,7 +155,7 @@ def _prepare_native(model: FullBandModel, recipe: Recipe) -> None:
 
 
 def _prepare_huggingface(model: Any, recipe: Recipe) -> None:
-    """Dropout is switched off: with it, a prefix that is read once would not be the prefix that is read again."""
+    """Dropout is switched off: with it, a prefix that is computed once would not be the prefix of another pass."""
     if recipe.train.compile:
         raise ValueError("train.compile: must be false for a Hugging Face trunk")
     for module in model.modules():

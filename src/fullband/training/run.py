@@ -15,7 +15,6 @@ from torch import nn
 
 from fullband.config import Recipe
 from fullband.data.batch import Batch
-from fullband.data.build import build_loader
 from fullband.data.loader import Loader
 from fullband.feedback.connection import current_name
 from fullband.feedback.schedule import PassSchedule
@@ -24,11 +23,10 @@ from fullband.loading import LoadedModel
 from fullband.model import WEIGHTS, FullBandModel
 from fullband.optim.optimizer import Optimizer
 from fullband.optim.wsd import warmup_length, warmup_words
-from fullband.presets import resolve_schedule
 from fullband.training.checkpoint import OPTIMIZER, Checkpoints, checkpoint_name
-from fullband.training.checks import check_run
 from fullband.training.milestones import Milestones
-from fullband.training.models import build_model, current_model_identity, data_of, difference, feedback_of, model_identity
+from fullband.training.models import current_model_identity, difference, model_identity
+from fullband.training.resolve import resolve
 
 RECIPE = "recipe.yaml"
 
@@ -156,39 +154,26 @@ class Run:
         self.checkpoints.prune(checkpoint, self.best, self.recipe.train.keep_checkpoints)  # a kill may have come before the last save's
 
 
-def folder_of(recipe: Recipe) -> Path:
-    """Where a recipe's run is kept."""
-    return Path(recipe.output or Path("runs") / recipe.name)
-
-
 def prepare(recipe: Recipe, resume: bool) -> Run:
     """Build the run of a recipe.
 
     Raises ValueError: the run folder holds another run (without `resume`) or nothing to resume (with it), cannot be written, or any
     part of the recipe does not fit.
     """
-    folder = folder_of(recipe)
+    folder = recipe.folder
     checkpoints = Checkpoints(folder / "checkpoints")
     last = checkpoints.last()
     if last and not resume:
         raise ValueError(f"{folder}: already holds a run; continue it with --resume, or choose another folder with --set output=...")
     if resume and not last:
         raise ValueError(f"{folder}: no checkpoint to resume from")
-    device = resolve_device(recipe.train.device)
-    loader = build_loader(data_of(recipe, last), recipe.seed, recipe.train.batch_rows)
-    model = build_model(recipe, loader, last)
-    held_out = check_run(recipe, loader, model)
-    nn.Module.to(model, device)
-    feedback = feedback_of(recipe, model)
-    schedule = PassSchedule(feedback, resolve_schedule(recipe.feedback.schedule), recipe.train.steps, recipe.seed)
-    optimizer = Optimizer(model, recipe.optim, recipe.train.steps)
-    run = Run(recipe, folder, device, model, loader, schedule, optimizer, checkpoints, Milestones(), loader.notices(), held_out)
+    made = resolve(recipe, last)
+    nn.Module.to(made.model, made.device)
+    optimizer, schedule = Optimizer(made.model, recipe.optim, recipe.train.steps), made.schedule()
+    notices = list(made.notices)
     if warmup_length(recipe.train.steps, recipe.optim.warmup_steps) < recipe.optim.warmup_steps:
-        run.notices.append(warmup_words(recipe.train.steps, recipe.optim.warmup_steps))
-    if feedback.reuse != recipe.feedback.reuse:
-        run.notices.append(
-            "activation checkpointing of this trunk drops its cache: every pass computes whole sequences, without prefix reuse"
-        )
+        notices.append(warmup_words(recipe.train.steps, recipe.optim.warmup_steps))
+    run = Run(recipe, folder, made.device, made.model, made.loader, schedule, optimizer, checkpoints, Milestones(), notices, made.held_out)
     if last:
         run.restore(last)
         if schedule.switched_on == run.step and run.step:
@@ -199,20 +184,6 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
     write_recipe(recipe, folder)
     checkpoints.make()
     return run
-
-
-def resolve_device(name: str, setting: str = "train.device") -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU (MPS on request: untested). Raises ValueError that names the `setting`."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        if device.type == "meta":
-            raise RuntimeError("it has shapes but no values")
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"{setting}: '{name}' is not available here ({str(error).splitlines()[0]})") from None
-    return device
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:

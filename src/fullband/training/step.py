@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullband.config import TrainConfig
 from fullband.data.batch import Batch
+from fullband.device import autocast
 from fullband.feedback.loss import PassLoss, multipass_loss
 from fullband.feedback.schedule import PassSchedule
 from fullband.feedback.scheduled import run_scheduled_passes
@@ -74,11 +74,6 @@ def accumulate_gradients(
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     report.gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
     return report
-
-
-def autocast(device: torch.device, dtype: str) -> Any:
-    """bfloat16 compute over float32 parameters, or nothing."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 
 
 def _plus(a: PassLoss, b: PassLoss) -> PassLoss:

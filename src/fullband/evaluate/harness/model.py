@@ -22,7 +22,7 @@ from fullband.evaluate.harness.tasks import first_line
 from fullband.evaluate.harness.text import HarnessText
 from fullband.evaluate.journal import Journal
 from fullband.feedback.passes import FeedbackModel
-from fullband.feedback_config import FeedbackPasses
+from fullband.feedback_config import FeedbackPasses, parse_feedback_passes
 
 MAX_NEW_TOKENS = 256  # of tasks that do not say, as in lm-eval's own models
 BATCH_ROWS = 8
@@ -58,7 +58,7 @@ class FullBandLM(TemplateLM):
         Raises ValueError in one line for what is no model, tokenizer, mode, dtype or batch size.
         """
         super().__init__()
-        self.mode = resolve_mode(mode, parse_passes(feedback_passes))
+        self.mode = resolve_mode(mode, parse_feedback_passes(feedback_passes) if isinstance(feedback_passes, str) else feedback_passes)
         if isinstance(tokenizer, HarnessText):
             self.text = tokenizer
         elif tokenizer is not None:
@@ -243,19 +243,6 @@ class _UnscoredError(ValueError):
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:56]} …{text[-1]}"
-
-
-def parse_passes(value: FeedbackPasses | str | None) -> FeedbackPasses | None:
-    """lm-eval's arguments are texts and numbers. Raises ValueError."""
-    if value is None or isinstance(value, int):
-        return value
-    if value.isdecimal():
-        return int(value)
-    if value == "exact":
-        return "exact"
-    if value == "converged":
-        return "converged"
-    raise ValueError(f"feedback_passes is 0, 1, 2, …, exact or converged, not '{value}'")
 
 
 def _load(name: str | Path, device: str | None, dtype: str | torch.dtype) -> FeedbackModel:
