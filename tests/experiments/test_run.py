@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 
 from experiments.grids import GRID, write_grid
 from fullband.experiments import Experiment, Job, finished_results, jobs_of, load_experiment, run_job
+from fullband.experiments.grid import expected_cost
 from fullband.experiments.measure import measure, reading_name, readings_of
-from fullband.experiments.run import state_of
+from fullband.experiments.run import state_of, training_numbers
+from fullband.training import RunResult
+from fullband.training.milestones import Milestones
 
 
 class Killed(Exception):
@@ -57,6 +61,17 @@ def test_what_a_job_leaves(done: Any) -> None:
     assert abs(plain["training"]["token_equivalent"] - fed["training"]["token_equivalent"]) <= 4 * 12
     assert fed["training"]["executed_flops"] == pytest.approx(jobs[0].cost.flops, rel=0.1)
     assert finished_results(experiment, jobs) == [fed, plain]
+
+
+def test_what_compiled_blocks_cost_is_counted_as_expected(done: Any) -> None:
+    """Later passes of compiled blocks start at few places, which the counted cost knows as the expected one does."""
+    job = done[1][0]
+    recipe = job.recipe.model_copy(update={"train": job.recipe.train.model_copy(update={"compile": True})})
+    compiled, expected = replace(job, recipe=recipe), expected_cost(recipe)
+    amounts: Any = (expected.tokens, 0, expected.executed_positions)  # expectations, so no whole numbers
+    trained = RunResult(job.folder, job.folder, 1, *amounts, {}, Milestones(), 1.0)
+    assert training_numbers(compiled, trained, 1.0, False)["executed_flops"] == pytest.approx(expected.flops, rel=1e-6)
+    assert expected_cost(job.recipe).executed_positions < expected.executed_positions
 
 
 def test_a_finished_job_is_not_run_again(done: Any) -> None:
