@@ -13,8 +13,12 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from fullband.config import Strict, TrunkConfig, parse
-from fullband.feedback.by_passes import top_states
+from fullband.decode.modes import run_tokens
+from fullband.decode.prefill import prefill_with_states
+from fullband.feedback.by_passes import check_feedback_passes, top_states
 from fullband.feedback.connection import Connection, connect, current_name
+from fullband.feedback.passes import check_length
+from fullband.feedback.state import DecodeState
 from fullband.feedback_config import ConnectionConfig, FeedbackPasses, FusionName
 from fullband.files import MANIFEST, read_tensors, verify_manifest, write_json, write_manifest, write_tensors
 from fullband.layout import NOWHERE, Layout
@@ -31,6 +35,7 @@ class SavedConfig(Strict):
     model_type: str = "fullband"
     trunk: TrunkConfig
     connection: ConnectionConfig = ConnectionConfig(fusion="gated")
+    feedback_passes: FeedbackPasses = 0  # of `forward`, where it is not told
 
     @model_validator(mode="before")
     @classmethod
@@ -44,40 +49,66 @@ class SavedConfig(Strict):
 
 
 class ModelOutput(NamedTuple):
-    """Logits [B, T or kept, V], and the top states [B, T, D] they are made of."""
+    """Logits [B, T or kept, V], the top states [B, T, D] they are made of, and with `use_cache` what the next tokens go on from."""
 
     logits: Tensor
     states: Tensor
+    cache: DecodeState | None = None
 
 
 class FullBandModel(nn.Module):
     """A trunk and the connection that feeds its states back. Without feedback it is the trunk, bit for bit (law 1).
 
-    connection   None = the paper's: the top state, fused with the next embedding by a gated linear unit; a name = another fusion
+    connection       None = the paper's: the top state, fused with the next embedding by a gated linear unit; a name = another fusion
+    feedback_passes  of `forward`, where it is not told
     """
 
     trunk: Decoder
     connection: Connection
 
-    def __init__(self, trunk: TrunkConfig, connection: ConnectionConfig | FusionName | None = None):
+    def __init__(self, trunk: TrunkConfig, connection: ConnectionConfig | FusionName | None = None, feedback_passes: FeedbackPasses = 0):
         super().__init__()
         given = connection if isinstance(connection, ConnectionConfig) else ConnectionConfig(fusion=connection)
-        self.config = SavedConfig(trunk=trunk, connection=given.named("gated"))
+        self.config = SavedConfig(trunk=trunk, connection=given.named("gated"), feedback_passes=feedback_passes)
         self.trunk = Decoder(trunk)
         self.connection = Connection(self.config.connection, trunk.width, trunk.layers, trunk.norm_eps)
         connect(self.trunk, self.connection)
 
     def forward(
-        self, tokens: Tensor, feedback_passes: FeedbackPasses = 0, layout: Layout = NOWHERE, logits_to_keep: int = 0
+        self,
+        tokens: Tensor,
+        feedback_passes: FeedbackPasses | None = None,
+        layout: Layout = NOWHERE,
+        logits_to_keep: int = 0,
+        cache: DecodeState | None = None,
+        use_cache: bool = False,
     ) -> ModelOutput:
         """Logits of tokens [B, T] after these feedback passes (0 = without feedback, "exact", "converged"; `states_by_passes`).
 
+        feedback_passes  None = the config's, which are 0 unless set
         layout           positions, documents and slots without feedback; by default every sequence is one document
         logits_to_keep   logits of the last n positions only; 0 = all
-        Raises ValueError for tokens longer than the context and for other `feedback_passes`.
+        use_cache        whether the output has a cache, which goes on from the last tokens; without gradients, and without a layout
+        cache            what went before: the tokens then follow it, each fed with the state before it, or with 0 feedback passes without
+                         feedback
+
+        So Soft is a prompt with 0 passes and use_cache, then tokens with its cache and "exact". Raises ValueError for tokens beyond the
+        context, for other `feedback_passes`, and for a layout beside a cache.
         """
-        states = top_states(self, tokens, feedback_passes, layout)
-        return ModelOutput(self.trunk.head(states[:, -logits_to_keep:]), states)  # [:, -0:] is all
+        passes = self.config.feedback_passes if feedback_passes is None else feedback_passes
+        if layout is not NOWHERE and (use_cache or cache is not None):
+            raise ValueError("a cache is of sequences of one document each: leave out the layout, or the cache")
+        after = None
+        if cache is not None:
+            check_feedback_passes(passes)
+            check_length(self, int(cache.positions_B.max()) + tokens.shape[1])
+            after, states = run_tokens(self, cache, tokens, feeds_back=passes != 0)
+        elif use_cache:
+            after, by_row = prefill_with_states(self, tokens, passes)
+            states = torch.stack(by_row)
+        else:
+            states = top_states(self, tokens, passes, layout)
+        return ModelOutput(self.trunk.head(states[:, -logits_to_keep:]), states, after if use_cache else None)  # [:, -0:] is all
 
     def save(self, folder: str | Path) -> None:
         """Write config.json, model.safetensors and manifest.json into `folder`, which is created.
@@ -103,7 +134,9 @@ class FullBandModel(nn.Module):
         folder = resolve_model_folder(folder)
         verify_manifest(folder)
         saved = read_config(folder)
-        model = cls(saved.trunk, saved.connection).to(dtype=dtype)  # before the weights, or float64 would pass through float32
+        model = cls(saved.trunk, saved.connection, saved.feedback_passes).to(
+            dtype=dtype
+        )  # before the weights, or float64 would pass through float32
         model.load_weights(folder / WEIGHTS)
         return model.to(device=device).eval()
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import fullband.decode as decode
 from fullband.files import MANIFEST, write_json, write_manifest
@@ -133,6 +134,42 @@ def test_native_folders_are_the_same_format_both_ways(isometric_model: Callable[
         theirs.save_pretrained(folder, **options)
         again = FullBandModel.load(folder, dtype=torch.float64)
         assert same_weights(model, again) and again.config == model.config
+
+
+@torch.no_grad()
+def test_an_exported_model_mixes_streams_as_it_did(isometric_model: Callable[..., FullBandModel], tmp_path: Path) -> None:
+    """Streams below the top are normed before they are carried, with the trunk's own epsilon."""
+    shape = NATIVE | {"norm_eps": 0.3}
+    model, tokens = isometric_model(source="middle", **shape), torch.tensor([PROMPTS[0]])
+    model.config = model.config.model_copy(update={"feedback_passes": 2})
+    model.save(tmp_path / "ours")
+    theirs = FullBandForCausalLM.from_pretrained(tmp_path / "ours")
+    assert theirs.config.feedback_passes == 2 and torch.equal(theirs(tokens).states, model(tokens).states)
+    model.connection.eps = 1e-6
+    assert not torch.allclose(theirs(tokens).states, model(tokens).states, atol=1e-4)
+
+
+def test_an_edited_entry_is_checked_when_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that the stack can't be cut for, written into the config by hand."""
+    make("llama").save_pretrained(tmp_path)
+    (tmp_path / MANIFEST).unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", config | {"connection": config["connection"] | {"entry": 1}})
+    assert FullBandForCausalLM.from_pretrained(tmp_path).connection.entries == (1,)
+    left: list[torch.Tensor] = []
+    forward = LlamaDecoderLayer.forward
+
+    def leaning(layer: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The second layer looks at what the first one left."""
+        index = layer.self_attn.layer_idx
+        output = forward(layer, hidden * (1 + left.pop()) if index == 1 and left else hidden, *args, **kwargs)
+        if index == 0:
+            left.append(hidden.mean())
+        return output
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", leaning)
+    with pytest.raises(ValueError, match="'llama' cannot be connected so: its layers below depth 1 cannot be left out"):
+        FullBandForCausalLM.from_pretrained(tmp_path)
 
 
 def make_older(folder: Path) -> None:

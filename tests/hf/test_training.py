@@ -191,6 +191,7 @@ def test_a_step_of_one_pass_still_touches_the_fusion():
         ({"fusion_warmup": 3}, "config.feedback.fusion_warmup: needs `fullband train`"),
         ({"adaptive": {}}, "config.feedback.adaptive: needs `fullband train`"),
         ({"schedule": "paper-200b"}, "config.training_steps: the schedule has several phases"),
+        ({"connection": {"window": 2}}, "config.feedback.connection: the model has its connection already"),
         ({"jitterr": 0.1}, "config.feedback: jitterr: unknown key; did you mean 'jitter'"),
     ],
 )

@@ -55,6 +55,13 @@ def step(model: FeedbackModel, state: DecodeState, tokens_B: Tensor, mode: Mode,
     The caller keeps sequences within the trunk's context, as `generate` does: looking at `positions_B` here would stall a GPU at every
     token.
     """
-    inputs, lower = below(model, tokens_B[:, None], state.layout(), state.below, keep)
-    fed, output = sequential(model, inputs, state.fed, keep, feeds_back=mode.feeds_back)
-    return DecodeState(fed, lower, output.top_BTD[:, 0], state.positions_B + 1, state.documents_B)
+    return run_tokens(model, state, tokens_B[:, None], mode.feeds_back, keep)[0]
+
+
+def run_tokens(
+    model: FeedbackModel, state: DecodeState, tokens_BT: Tensor, feeds_back: bool, keep: CacheKeep = "window"
+) -> tuple[DecodeState, Tensor]:
+    """(The state after T more tokens of each sequence, their top states [B, T, D]), as if each had been generated."""
+    inputs, lower = below(model, tokens_BT, state.layout(tokens_BT.shape[1]), state.below, keep)
+    fed, output = sequential(model, inputs, state.fed, keep, feeds_back)
+    return DecodeState(fed, lower, output.top_BTD[:, -1], state.positions_B + tokens_BT.shape[1], state.documents_B), output.top_BTD

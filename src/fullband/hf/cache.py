@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 
-from fullband.decode.modes import Mode, resolve_mode, step
+from fullband.decode.modes import Mode, resolve_mode, run_tokens
 from fullband.decode.prefill import Prefilled, prefill_reported, run_chunks
 from fullband.decode.prompts import AlignedPrompts, align_prompts
 from fullband.feedback.passes import FeedbackModel
@@ -92,11 +92,9 @@ class FeedbackCache(TransformersCache):
         if self.state.cache.length + tokens_BT.shape[1] > model.trunk.context:
             full = f"the model's context of {model.trunk.context} tokens is full"
             raise ValueError(f"{full}: generate fewer, or shorten the prompt{model.trunk.context_note}")
-        tops = []
-        for tokens_B in tokens_BT.unbind(dim=1):
-            self.state = step(model, self.state, tokens_B, self.mode)
-            tops.append(self.state.top_BD)
-        return torch.stack(tops, dim=1)
+        with torch.no_grad():
+            self.state, top_BTD = run_tokens(model, self.state, tokens_BT, self.mode.feeds_back)
+        return top_BTD
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self.state is None else self.state.cache.length

@@ -22,6 +22,7 @@ from fullband.feedback.connection import OLDER_NAMES
 from fullband.files import MANIFEST, sync_folder, verify_manifest, write_bytes, write_manifest
 from fullband.hf.source import align_weights, check_loaded, first_sentence
 from fullband.model import CONFIG, TRAINER_STATE
+from fullband.trunk.huggingface import HuggingFaceTrunk, check_cut
 
 CODE = "modeling_fullband.py"
 AUTO_MAP = {"AutoConfig": "modeling_fullband.FullBandConfig", "AutoModelForCausalLM": "modeling_fullband.FullBandForCausalLM"}
@@ -40,7 +41,7 @@ __all__ = ["FullBandConfig", "FullBandForCausalLM"]
 class SavedModel(PreTrainedModel):
     """`save_pretrained` and `from_pretrained` that keep a model whole."""
 
-    progress: Any  # progress.TrainingProgress
+    progress: Any  # progress.StepCounter
     generation_config: Any
 
     @classmethod
@@ -70,6 +71,8 @@ class SavedModel(PreTrainedModel):
         align_weights(model)
         if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
             _gather_entry(model)
+        if isinstance(model.trunk, HuggingFaceTrunk):
+            check_cut(model.trunk)  # the config may have been edited
         return (model, loaded) if output_loading_info else model
 
     def save_pretrained(  # type: ignore[override]  # transformers' own names more, all passed on

@@ -33,6 +33,7 @@ class FullBandConfig(PreTrainedConfig):
 
     model_type = "fullband"
     has_no_defaults_at_init = True
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache", "states"]  # what Trainer.predict does not gather
     sub_configs: ClassVar[dict[str, Any]] = {"trunk_config": AutoConfig}
 
     def __init__(

@@ -241,7 +241,8 @@ def _export(native: Path, source: str, output: Path, dtype: torch.dtype | None, 
     """An App. A model in the same format: the same weights under the same names."""
     trained = FullBandModel.load(native, dtype=dtype)
     tokenizer = load_tokenizer(native)
-    settings = FullBandConfig(trunk=trained.config.trunk.model_dump(), connection=trained.config.connection.model_dump())
+    own = trained.config
+    settings = FullBandConfig(trunk=own.trunk.model_dump(), connection=own.connection.model_dump(), feedback_passes=own.feedback_passes)
     model = FullBandForCausalLM(settings)
     torch.nn.Module.to(model, next(trained.parameters()).dtype).eval()
     _, unexpected = model.load_state_dict(trained.state_dict(), strict=False)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from functools import wraps
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,18 +19,25 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from fullband.data.batch import IGNORE
 from fullband.hf.inputs import refuse_auxiliary_loss, refuse_ignored
 from fullband.hf.reading import read_as_generated, read_text
-from fullband.hf.training import token_objective
+from fullband.hf.training import TrainedModel, token_objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fullband.hf.model import FullBandForCausalLM
+
+class ScoredModel(TrainedModel, Protocol):
+    """What this needs of `FullBandForCausalLM`."""
+
+    training: bool
+
+    @property
+    def base_model(self) -> Any: ...
 
 
 class Backbone:
     """What `model.base_model(…)` is to such a trainer: tokens to top states [B, T, D], in the config's passes."""
 
-    def __init__(self, model: FullBandForCausalLM):
+    def __init__(self, model: ScoredModel):
         self._model = model
         self._states: Tensor | None = None
 
@@ -59,7 +66,7 @@ class Backbone:
         return BaseModelOutputWithPast(last_hidden_state=read_text(self._model, input_ids, passes, attention_mask, position_ids))
 
 
-def keep_passes(model: FullBandForCausalLM, forward: Callable[..., Any]) -> Callable[..., Any]:
+def keep_passes(model: ScoredModel, forward: Callable[..., Any]) -> Callable[..., Any]:
     """`forward`, which a trainer wants to put in the place of the model's own, with what it does to labels kept ours.
 
     A method stays a method: accelerate wraps the function inside it.
@@ -68,7 +75,7 @@ def keep_passes(model: FullBandForCausalLM, forward: Callable[..., Any]) -> Call
         function = forward.__func__
 
         @wraps(function)
-        def method(owner: FullBandForCausalLM, *args: Any, **kwargs: Any) -> Any:
+        def method(owner: ScoredModel, *args: Any, **kwargs: Any) -> Any:
             return _with_passes(owner, MethodType(function, owner), args, kwargs)
 
         return MethodType(method, model)
@@ -80,7 +87,7 @@ def keep_passes(model: FullBandForCausalLM, forward: Callable[..., Any]) -> Call
     return kept
 
 
-def _with_passes(model: FullBandForCausalLM, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _with_passes(model: ScoredModel, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     labels = kwargs.get("labels")
     if not kwargs.get("fused_lm_head") or labels is None or model.base_model.serves:
         return forward(*args, **kwargs)

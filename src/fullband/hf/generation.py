@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.generation import GenerationMode
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fullband.decode.modes import Mode, resolve_mode
 from fullband.feedback.connection import Connection
 from fullband.feedback_config import FeedbackPasses
 from fullband.hf.cache import FeedbackCache
 from fullband.hf.config import FullBandConfig
+from fullband.hf.output import FullBandOutput
 from fullband.hf.processors import on_own_tokens
 from fullband.hf.versions import CACHE
 from fullband.trunk.decoder import Decoder
@@ -188,7 +188,7 @@ class FeedbackGeneration(PreTrainedModel, GenerationMixin):
 
     def _prefill(
         self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> CausalLMOutputWithPast:
+    ) -> FullBandOutput:
         """Prefill the prompts with the mode's passes; the chunks of `prefill_chunk_size` carry a boundary state for each pass."""
         mask = model_kwargs.get("attention_mask")
         length = getattr(generation_config, "_mask_length", input_ids.shape[1]) if mask is None else mask.shape[1]
@@ -203,9 +203,9 @@ class FeedbackGeneration(PreTrainedModel, GenerationMixin):
             model_kwargs["prompt_reading"] = PromptReading(mode, input_ids.shape[1], chunk)
             cache = FeedbackCache(resumable=False)
             top_BD = cache.read_prompts(self, input_ids, mask, mode, chunk)
-            return CausalLMOutputWithPast(logits=self.trunk.head(top_BD)[:, None])
+            return FullBandOutput(logits=self.trunk.head(top_BD)[:, None], states=top_BD[:, None])
         top_BD = cache.read_prompts(self, input_ids, mask, mode, chunk)
-        return CausalLMOutputWithPast(logits=self.trunk.head(top_BD)[:, None], **{CACHE: cache})
+        return FullBandOutput(logits=self.trunk.head(top_BD)[:, None], states=top_BD[:, None], **{CACHE: cache})
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(_CONTINUOUS)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fullband.trunk.decoder import Decoder
 from fullband.trunk.huggingface import HuggingFaceTrunk
+from fullband.trunk.protocol import Trunk
 
 WITHOUT_MEANING = ("fused_lm_head", "cache_position", "is_causal")  # for whoever calls; what transformers counts by itself
 PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # say again what position_ids say
@@ -27,7 +28,7 @@ REASONS = {
 }
 
 
-def refuse_ignored(trunk: HuggingFaceTrunk | Decoder, arguments: Mapping[str, Any], packed: bool = False) -> None:
+def refuse_ignored(trunk: Trunk, arguments: Mapping[str, Any], packed: bool = False) -> None:
     """Raises ValueError naming the first of the arguments that forward with latent feedback would ignore although it says something.
 
     packed   whether position_ids are given, which say where the documents of a row start
@@ -40,7 +41,7 @@ def refuse_ignored(trunk: HuggingFaceTrunk | Decoder, arguments: Mapping[str, An
         raise ValueError(f"{name}: {_reason(name, trunk)}")
 
 
-def _reason(name: str, trunk: HuggingFaceTrunk | Decoder) -> str:
+def _reason(name: str, trunk: Trunk) -> str:
     if name in ("output_hidden_states", "output_attentions"):
         if isinstance(trunk, Decoder):
             return "fullband.diagnose records those of an App. A decoder"
@@ -50,11 +51,11 @@ def _reason(name: str, trunk: HuggingFaceTrunk | Decoder) -> str:
     return REASONS.get(name, "forward with latent feedback has no such argument, and would ignore it")
 
 
-def refuse_auxiliary_loss(trunk: HuggingFaceTrunk | Decoder) -> None:
+def refuse_auxiliary_loss(trunk: Trunk) -> None:
     """Raises ValueError if the trunk's config asks for a loss beside that of the labels, which would be left out."""
     if isinstance(trunk, HuggingFaceTrunk) and getattr(trunk.lm.config.get_text_config(decoder=True), "output_router_logits", False):
         raise ValueError(f"output_router_logits: {AUXILIARY}")
 
 
-def _types_tokens(trunk: HuggingFaceTrunk | Decoder) -> bool:
+def _types_tokens(trunk: Trunk) -> bool:
     return isinstance(trunk, HuggingFaceTrunk) and "token_type_ids" in inspect.signature(trunk.lm.base_model.forward).parameters

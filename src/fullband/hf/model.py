@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache as TransformersCache
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fullband.feedback.connection import Connection, connect, rename_older
 from fullband.hf.cache import FeedbackCache
@@ -19,7 +18,8 @@ from fullband.hf.config import FullBandConfig
 from fullband.hf.fused_head import Backbone, keep_passes
 from fullband.hf.generation import FeedbackGeneration, PromptReading
 from fullband.hf.inputs import refuse_auxiliary_loss, refuse_ignored
-from fullband.hf.progress import TrainingProgress
+from fullband.hf.output import FullBandOutput
+from fullband.hf.progress import StepCounter
 from fullband.hf.reading import read_as_generated, read_text
 from fullband.hf.rows import describe_rows, shifted_targets
 from fullband.hf.training import training_forward
@@ -49,15 +49,17 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
     def __init__(self, config: FullBandConfig, lm: PreTrainedModel | None = None):
         """`lm`: the Hugging Face model to use as the trunk as it is; None = a new one of the config's shape."""
         super().__init__(config)
+        eps = 1e-6
         if config.trunk_config is None:
             self.trunk = Decoder(config.native_trunk)
+            eps = config.native_trunk.norm_eps
         else:
             lm = lm if lm is not None else AutoModelForCausalLM.from_config(config.trunk_config)
             config.trunk_config = lm.config  # one object: what changes the trunk later (a larger vocabulary) is saved too
             self.trunk = HuggingFaceTrunk(lm, config.adaptation)
-        self.connection = Connection(config.connected, self.trunk.width, len(self.trunk.layers))
+        self.connection = Connection(config.connected, self.trunk.width, len(self.trunk.layers), eps)
         connect(self.trunk, self.connection)
-        self.progress = TrainingProgress()
+        self.progress = StepCounter()
         self.register_load_state_dict_pre_hook(rename_older)
         self.post_init()
         if lm is not None:
@@ -104,7 +106,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         return_dict: bool | None = None,
         prompt_reading: PromptReading | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> FullBandOutput | tuple[Any, ...]:
         """Logits [B, T, V] of every position, and with `labels` [B, T] the loss.
 
         In training with labels: Eq. 12 (`training_forward`). With a `FeedbackCache`: its first call prefills prompts (only their last
@@ -148,12 +150,12 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
                 if not self.config.feedback_passes:
                     self._warn_of_plain_scores()
                 states_BTD = read_text(self, tokens_BT, self.config.feedback_passes, attention_mask, position_ids)
-            output = CausalLMOutputWithPast(logits=self.trunk.head(_kept(states_BTD, logits_to_keep)))
+            output = FullBandOutput(logits=self.trunk.head(_kept(states_BTD, logits_to_keep)), states=states_BTD)
             if labels is not None:
                 output.loss = self._loss(output["logits"], labels, attention_mask, position_ids, num_items_in_batch, logits_to_keep)
         return output if keep_all else output.to_tuple()
 
-    def _plain(self, input_ids: Tensor | None, given: dict[str, Any]) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    def _plain(self, input_ids: Tensor | None, given: dict[str, Any]) -> FullBandOutput | tuple[Any, ...]:
         """The source model itself, with all its arguments."""
         self._warn_of_plain_scores()
         self._warn_of_plain_training(given["labels"])
@@ -181,7 +183,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         cache: TransformersCache | None,
         prompt: PromptReading | None,
         logits_to_keep: int | Tensor,
-    ) -> CausalLMOutputWithPast:
+    ) -> FullBandOutput:
         """A prompt gives the logits of its last position only, generated tokens those of each."""
         held, given = cache, tokens_BT
         if prompt is not None:
@@ -193,7 +195,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
         is_prompt = held.state is None
         states_BTD = held.read_prompts(self, tokens_BT, attention_mask)[:, None] if is_prompt else held.read_tokens(self, given)
         handed_on: dict[str, Any] = {} if cache is None else {CACHE: cache}
-        return CausalLMOutputWithPast(logits=self.trunk.head(_kept(states_BTD, logits_to_keep)), **handed_on)
+        return FullBandOutput(logits=self.trunk.head(_kept(states_BTD, logits_to_keep)), states=states_BTD, **handed_on)
 
     def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if input_ids is None or inputs_embeds is not None:
@@ -222,7 +224,7 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
     @torch.no_grad()
     def _init_weights(self, module: Any) -> None:
         """Trunk and fusion initialise themselves; a model that was never trained here begins at step 0."""
-        if isinstance(module, TrainingProgress):
+        if isinstance(module, StepCounter):
             init.zeros_(module.step)
 
     def get_input_embeddings(self) -> nn.Module:

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 COUNT = "fullband_step"
 
 
-class TrainingProgress(nn.Module):
+class StepCounter(nn.Module):
     """Counts the steps of the optimizers that hold any of the model's parameters; several that step after one forward are one step."""
 
     step: Tensor
@@ -156,7 +156,7 @@ class TrainingProgress(nn.Module):
         return state
 
 
-_COUNTING: weakref.WeakSet[TrainingProgress] = weakref.WeakSet()
+_COUNTING: weakref.WeakSet[StepCounter] = weakref.WeakSet()
 
 
 def _place(optimizer: torch.optim.Optimizer, model: nn.Module) -> int | None:

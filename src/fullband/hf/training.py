@@ -6,30 +6,40 @@ Trainer, SFTTrainer and torchrun call `forward` and step an optimizer. The step,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fullband.config import parse
 from fullband.data.batch import IGNORE
 from fullband.feedback.loss import multipass_loss, objective_by_token
 from fullband.feedback.multipass import PassStates
+from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.schedule import PassSchedule
 from fullband.feedback.scheduled import run_scheduled_passes
 from fullband.feedback_config import FeedbackConfig
+from fullband.hf.config import FullBandConfig
+from fullband.hf.output import FullBandOutput
 from fullband.hf.rows import describe_rows, shifted_targets
-
-if TYPE_CHECKING:
-    from fullband.hf.model import FullBandForCausalLM
 
 DEFAULT_SCHEDULE = [{"fraction": 1.0, "passes": {2: 1.0}}]  # where the config says nothing: every step feeds back once
 
 
-def pass_schedule(model: FullBandForCausalLM) -> PassSchedule:
+class TrainedModel(FeedbackModel, Protocol):
+    """What training needs of `FullBandForCausalLM`."""
+
+    config: FullBandConfig
+    progress: Any  # progress.StepCounter
+
+    def get_output_embeddings(self) -> Any: ...
+
+
+def pass_schedule(model: TrainedModel) -> PassSchedule:
     """The schedule of `config.feedback` over `config.training_steps`. Raises ValueError naming the key for what forward() can't do."""
     settings = {"schedule": DEFAULT_SCHEDULE, **(model.config.feedback or {})}
+    if "connection" in settings:
+        raise ValueError("config.feedback.connection: the model has its connection already, which config.connection describes")
     feedback = parse(FeedbackConfig, settings, "config.feedback")
     if feedback.fusion_warmup or feedback.adaptive:
         key = "fusion_warmup" if feedback.fusion_warmup else "adaptive"
@@ -41,15 +51,15 @@ def pass_schedule(model: FullBandForCausalLM) -> PassSchedule:
 
 
 def training_forward(
-    model: FullBandForCausalLM,
+    model: TrainedModel,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     labels: Tensor | None = None,
     num_items_in_batch: Tensor | int | None = None,
     logits_to_keep: int | Tensor = 0,
-) -> CausalLMOutputWithPast:
-    """Loss of this microbatch and the logits of pass 1, which have no gradient.
+) -> FullBandOutput:
+    """Loss of this microbatch and the logits and states of pass 1, which have no gradient.
 
     labels              [B, T], the tokens themselves; -100 where nothing is scored
     num_items_in_batch  scored tokens of the whole step (all microbatches and ranks): the loss is the sum divided by it.
@@ -63,12 +73,13 @@ def training_forward(
     loss = multipass_loss(run.outputs, model.trunk.head_weight, run.targets_BT, scored, run.loss_weight).objective
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
     with torch.no_grad():
-        logits = model.trunk.head(run.outputs[0].states[:, logits_to_keep if isinstance(logits_to_keep, Tensor) else kept].detach())
-    return CausalLMOutputWithPast(loss=loss + run.touch, logits=logits)
+        states_BTD = run.outputs[0].states.detach()
+        logits = model.trunk.head(states_BTD[:, logits_to_keep if isinstance(logits_to_keep, Tensor) else kept])
+    return FullBandOutput(loss=loss + run.touch, logits=logits, states=states_BTD)
 
 
 def token_objective(
-    model: FullBandForCausalLM, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, labels: Tensor
+    model: TrainedModel, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(each position's share of Eq. 12's objective [B, T], undivided; pass 1's states [B, T, D]). Raises as `training_forward`."""
     run = run_passes(model, input_ids, attention_mask, position_ids, labels)
@@ -92,7 +103,7 @@ class PassRun:
 
 
 def run_passes(
-    model: FullBandForCausalLM, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, labels: Tensor
+    model: TrainedModel, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, labels: Tensor
 ) -> PassRun:
     """The passes that the schedule has for this call of `forward`."""
     if hasattr(model.get_output_embeddings(), "lora_A"):

@@ -43,7 +43,7 @@ def train_all(recipes: Sequence[Recipe], console: Console, cores: int | None = N
     Whatever ends this early ends the processes too.
     """
     children: list[subprocess.Popen[str]] = []
-    with TrainingProgress(console) as progress, ThreadPoolExecutor(min(len(recipes), cores or available_cores())) as pool:
+    with RunsProgress(console) as progress, ThreadPoolExecutor(min(len(recipes), cores or available_cores())) as pool:
         futures = [pool.submit(train_in_process, recipe, progress.add(recipe), children) for recipe in recipes]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
@@ -117,7 +117,7 @@ class ProgressRow:
         )
 
 
-class TrainingProgress(Progress):
+class RunsProgress(Progress):
     """Step, loss by pass, tokens/s and time left of each run."""
 
     def __init__(self, console: Console):

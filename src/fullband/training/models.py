@@ -69,7 +69,7 @@ def save_model(model: LoadedModel, folder: Path) -> None:
 def model_identity(model: LoadedModel, recipe: Recipe) -> dict[str, Any]:
     """What a resumed run's model must have in common with the one that was stopped."""
     if isinstance(model, FullBandModel):
-        return model.config.model_dump()
+        return model.config.model_dump(exclude={"feedback_passes"})
     return recipe.model.model_dump(mode="json") | {"connection": model.config.connection}
 
 
@@ -78,7 +78,7 @@ def current_model_identity(before: dict[str, Any]) -> dict[str, Any]:
     if "connection" in before or "fusion" not in before:
         return before
     if "model_type" in before:
-        return SavedConfig.model_validate(before).model_dump()
+        return SavedConfig.model_validate(before).model_dump(exclude={"feedback_passes"})
     rest = {key: value for key, value in before.items() if key != "fusion"}
     return rest | {"connection": ConnectionConfig(fusion=before["fusion"]).model_dump()}
 
@@ -97,7 +97,7 @@ def _native(recipe: Recipe, loader: Loader, checkpoint: Path | None) -> FullBand
         return model  # `Run.restore` reads the weights, once it has compared the runs
     if recipe.train.initial_checkpoint:
         start = FullBandModel.load(recipe.train.initial_checkpoint)
-        before, now = start.config.model_dump(), model.config.model_dump()
+        before, now = (one.config.model_dump(exclude={"feedback_passes"}) for one in (start, model))
         for key in LENGTHS:
             now["trunk"][key] = before["trunk"][key]
         if change := difference("model", before, now, "there", "in the recipe"):
@@ -136,7 +136,7 @@ def _saved(folder: Path, extension: ModelConfig) -> LoadedModel:
     if not is_converted(folder):
         start = FullBandModel.load(folder)
         trunk = extend_context(start.config.trunk, extension)
-        model = FullBandModel(trunk, start.config.connection)
+        model = FullBandModel(trunk, start.config.connection, start.config.feedback_passes)
         model.load_state_dict(start.state_dict())
         return model
     from fullband.hf.context import extend_source
