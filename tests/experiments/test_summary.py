@@ -85,8 +85,8 @@ def test_the_report_names_n_seeds_and_intervals() -> None:
     text = readme(summarise(TOY, grid([0.3, 0.6, 0.9], [0.2, 0.51, 0.79])) | {"command": "fullband experiment toy"})
     assert "All 6 jobs: 10 minutes of processor time to train, 12 minutes to measure." in text
     assert text.startswith("# A toy\n") and "    fullband experiment toy\n" in text and "Not run" not in text
-    assert "| fed, exact | plain, plain | 3 (0, 1, 2) | 3 | +0.100 ± 0.025 | higher |" in text
-    assert "| plain | plain | 3 (0, 1, 2) | 0.500 ± 0.733 |" in text and "Hardware: CPU on Linux" in text
+    assert "| fed, exact | plain, without feedback | 3 (0, 1, 2) | 3 | +0.100 ± 0.025 | higher |" in text
+    assert "| plain | without feedback | 3 (0, 1, 2) | 0.500 ± 0.733 |" in text and "Hardware: CPU on Linux" in text
 
 
 def test_a_comparison_of_a_reading_that_there_is_not_is_refused() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fullband.plots.diagnosis_page import cells_of, needed_text, reach_text, response
+from fullband.plots.diagnosis_page import cells_of, needed_text, response
+from fullband.plots.reachability import reach_text
 from fullband.plots.settling import pass_ticks
 from fullband.plots.stability import plot_response
 

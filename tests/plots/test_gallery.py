@@ -13,9 +13,10 @@ import pytest
 
 from cli.commands import fullband, refused
 from fullband.plots.gallery import figures_of
-from fullband.plots.markers import run_style
-from fullband.plots.passes import passes_chart, passes_lines
+from fullband.plots.passes import has_passes, passes_chart
+from fullband.plots.picture import draw_chart
 from fullband.plots.sources import read_sources
+from fullband.plots.style import figure
 from plots.test_runs import write_run
 
 HOVER = """<script>
@@ -103,9 +104,9 @@ def test_the_page_loads_nothing_and_says_what_is_marked(drawn: Path) -> None:
     ("figure", "said"),
     [
         ("figure-4-left", ["feedback passes: 1", "fed", "2.100", "fed, exact", "2.000"]),
-        ("figure-3-text", ["pass ", "whole rows"]),
+        ("figure-3-text", ["pass ", "whole sequences"]),
         ("figure-7a-probe", ["depth ", "standard prefill", "0.500", "full recurrence", "0.970"]),
-        ("learning-curves-fed", ["million", "full-band, pass 1 (plain)", "full-band, pass 2"]),
+        ("learning-curves-fed", ["million", "full-band, pass 1 (without feedback)", "full-band, pass 2"]),
     ],
 )
 def test_the_page_answers_the_pointer_in_a_browser(drawn: Path, figure: str, said: list[str], tmp_path: Path) -> None:
@@ -122,8 +123,9 @@ def test_the_page_answers_the_pointer_in_a_browser(drawn: Path, figure: str, sai
 
 
 def test_the_lines_of_figure_4_are_the_last_evaluation(folders: list[Path]) -> None:
-    (line,) = passes_lines(read_sources(folders[:2]).runs)
-    assert (line.name, line.passes, line.losses, line.exact) == ("fed", [0, 1, 2], [2.2, 2.1, 2.05], 2.0)
+    (run,) = [run for run in read_sources(folders[:2]).runs if has_passes(run)]
+    found = [(line.label, line.x, line.y) for line in passes_chart([run]).lines]
+    assert found == [("fed", [0, 1, 2], [2.2, 2.1, 2.05]), ("fed, exact", [0, 1, 2], [2.0] * 3)]
 
 
 def test_a_settling_picture_of_many_passes_is_figure_10(folders: list[Path]) -> None:
@@ -188,14 +190,15 @@ def many_runs(folder: Path, count: int) -> list[Path]:
 
 def test_runs_in_figure_4_look_different(tmp_path: Path) -> None:
     """On the page as in the picture: a colour and a marker for each run; dashes say which are exact."""
-    lines = passes_lines(read_sources(many_runs(tmp_path, 8)).runs)
-    chart = passes_chart(lines)
-    looks = re.findall(r'<svg class="swatch".*?<path class="([^"]*)"[^>]*?(stroke-dasharray="[^"]*")?/>(<polygon.*?>)</svg>', chart)
+    chart = passes_chart(read_sources(many_runs(tmp_path, 8)).runs)
+    looks = re.findall(r'<svg class="swatch".*?<path class="([^"]*)"[^>]*?(stroke-dasharray="[^"]*")?/>(<polygon.*?>)</svg>', chart.html())
     assert len(looks) == len(set(looks)) == 16
     assert [key for key, _, _ in looks] == [f"run-{n}" for n in range(1, 9) for _ in range(2)]
     assert [bool(dash) for _, dash, _ in looks] == [False, True] * 8
-    drawn = [run_style(number) for number in range(8)]
-    assert all(len({style[key] for style in drawn}) == 8 for key in ("color", "marker"))
+    with figure([]) as (_, axes):
+        draw_chart(axes, chart)
+        drawn = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.lines]
+    assert [len({style[part] for style in drawn}) for part in range(3)] == [8, 8, 2] and len(set(drawn)) == 16
 
 
 def test_more_runs_than_can_be_told_apart_are_two_figures(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def evaluations(*losses: tuple[float, float]) -> list[Evaluation]:
         ([], None, "not evaluated"),
     ],
 )
-def test_it_is_where_feedback_came_to_stay_below_plain_reading(found: list[Evaluation], step: int | None, words: str) -> None:
+def test_it_is_where_feedback_came_to_stay_below_the_loss_without_it(found: list[Evaluation], step: int | None, words: str) -> None:
     assert held_out_crossover(found) == step
     assert held_out_words(RunRecord("run", [], found, {}, None)) == words
 
@@ -39,7 +39,7 @@ def test_the_picture_marks_both_crossovers(tmp_path: Path) -> None:
         ("crossover in training", 70e-6),
         ("crossover held out", 90e-6),
     ]
-    chart = loss_chart([run])
+    chart = loss_chart([run]).html()
     assert len(re.findall(r'class="mark run-1"', chart)) == 2 * 3, "three at the desk, three on the phone"
     assert all(word in chart for word in ("crossover in training", "crossover held out"))
 

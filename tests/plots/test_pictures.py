@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from fullband.plots.accuracy import plot_accuracy
-from fullband.plots.chart import Axis, Line, Mark, line_chart, log_axis, near_axis, nice_ticks
-from fullband.plots.curves import Curve, compute_at, curves_charts, plot_curves, read_curves
+from fullband.plots.chart import Axis, Chart, Line, Mark, log_axis, near_axis, nice_ticks
+from fullband.plots.curves import Curve, compute_at, curves_html, plot_curves, read_curves
 from fullband.plots.page import STYLESHEET
 from fullband.plots.steps import Steps, read_steps
-from fullband.plots.style import DARK, DASHES, LIGHT, PASS_KEYS, RUN_DARK, RUN_LIGHT, figure, reading_label
+from fullband.plots.style import DARK, DASHES, LIGHT, PASS_KEYS, RUN_DARK, RUN_LIGHT, figure, series_label
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_axes_are_made_of_what_is_finite(values: list[float]) -> None:
 
 def test_a_value_that_is_not_finite_is_a_gap_in_a_line() -> None:
     axis = Axis("x", 0, 5, (0, 5))
-    chart = line_chart("c", [Line("exact", "a", range(6), [1.0, 2.0, math.nan, None, math.inf, 3.0])], [], axis, axis)
+    chart = Chart("c", [Line("exact", "a", range(6), [1.0, 2.0, math.nan, None, math.inf, 3.0])], axis, axis).html()
     assert chart.count('<polyline class="exact"') == 2 * 2, "two pieces at the desk, two on the phone"
     data = json.loads(html.unescape(re.findall(r"data-chart='([^']*)'", chart)[0]))
     assert data["lines"][0]["x"] == [0, 1, 5] and data["lines"][0]["y"] == [1.0, 2.0, 3.0]
@@ -110,7 +110,7 @@ def test_learning_curves_begin_at_the_data_and_have_norm_and_rates_below(run_fol
     drawn = [value for curve in curves["fullband"] for value in curve.smooth]
     assert 0 < min(drawn) - 0.5 < loss.get_ylim()[0] < min(drawn) and loss.get_ylim()[1] > max(drawn)
     assert list(norm.lines[-1].get_ydata())[:2] == [2.0, 1.0] and list(rate.lines[-1].get_ydata()) == [0.1, 0.2, 0.2, 0.1]
-    page = curves_charts(curves, milestones, steps)
+    page = curves_html(curves, milestones, steps)
     data = [json.loads(html.unescape(found)) for found in re.findall(r"data-chart='([^']*)'", page)][::2]
     assert len(data) == 3 and {chart["x"]["low"] for chart in data} == {10e-6}
     assert data[1]["lines"][0]["y"] == [2.0, 1.0, 4.0]
@@ -118,7 +118,7 @@ def test_learning_curves_begin_at_the_data_and_have_norm_and_rates_below(run_fol
 
 def test_steps_that_say_neither_have_no_charts(run_folder: Path) -> None:
     assert read_steps(run_folder).rates == {}
-    assert curves_charts({"fullband": read_curves(run_folder)}, {}, {"fullband": read_steps(run_folder)}).count("<figure") == 1
+    assert curves_html({"fullband": read_curves(run_folder)}, {}, {"fullband": read_steps(run_folder)}).count("<figure") == 1
 
 
 @pytest.mark.parametrize(("palette", "paper"), [(LIGHT | RUN_LIGHT, "#ffffff"), (DARK | RUN_DARK, "#14171b")], ids=["light", "dark"])
@@ -146,7 +146,7 @@ def test_a_marks_label_stays_within_the_chart() -> None:
     x = Axis("x", 0, 10, (0, 10))
     label = "feedback on, shock +2.73 nats"
     for at in (0, 4, 5, 6, 10):
-        chart = line_chart("c", [Line("exact", "a", [0, 10], [0.0, 10.0])], [Mark(label, x=at)], x, x)
+        chart = Chart("c", [Line("exact", "a", [0, 10], [0.0, 10.0])], x, x, [Mark(label, x=at)]).html()
         for width, (start, anchor) in zip((760, 360), re.findall(r'class="note" x="([^"]*)"[^>]*text-anchor="(\w*)"', chart), strict=True):
             low, high = (
                 (float(start), float(start) + 6.2 * len(label)) if anchor == "start" else (float(start) - 6.2 * len(label), float(start))
@@ -154,10 +154,11 @@ def test_a_marks_label_stays_within_the_chart() -> None:
             assert 0 <= low < high <= width, (at, anchor)
 
 
-def test_every_reading_has_one_style() -> None:
+def test_every_evaluation_has_one_style() -> None:
     assert list(LIGHT) == list(DARK) and list(RUN_LIGHT) == list(RUN_DARK)
     assert set(PASS_KEYS.values()) | set(DASHES) <= set(LIGHT)
-    assert reading_label("fused-1") == "full-band, 1 pass"
+    assert series_label("fused-1") == "full-band, 1 feedback pass"
+    assert series_label("fused-0") == "full-band, without feedback" and series_label("fused-16") == "full-band, 16 feedback passes"
 
 
 def test_matplotlib_is_imported_only_to_draw() -> None:

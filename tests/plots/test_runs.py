@@ -115,12 +115,16 @@ def test_the_page_holds_picture_and_numbers(folders: list[Path], tmp_path: Path)
 
 
 def test_runs_have_a_colour_each_and_numbers_of_passes_their_dashes(folders: list[Path]) -> None:
-    chart = loss_chart([read_run(folder) for folder in folders])
+    chart = loss_chart([read_run(folder) for folder in folders]).html()
     looks = re.findall(
         r'<li><svg class="swatch".*?<path class="([^"]*)"[^>]*?(?:stroke-dasharray="([^"]*)")?/>.*?</svg>([^<]*)</li>', chart
     )
-    assert looks == [("run-1", "1.5 3.5", "fed, 0 passes"), ("run-1", "", "fed, 1 pass"), ("run-2", "1.5 3.5", "plain, 0 passes")]
-    assert 'class="run-1 faint"' in chart and 'class="run-2 faint"' in chart, "the training losses behind them"
+    assert looks == [
+        ("run-1", "1.5 3.5", "fed, without feedback"),
+        ("run-1", "", "fed, 1 feedback pass"),
+        ("run-2", "1.5 3.5", "plain, without feedback"),
+    ]
+    assert 'class="run-1 faint"' in chart and 'class="run-2 faint"' in chart, "the training losses in the background"
 
 
 def test_gradient_norm_and_learning_rates_are_drawn_where_they_were_logged(folders: list[Path]) -> None:
@@ -139,7 +143,7 @@ def test_gradient_norm_and_learning_rates_are_drawn_where_they_were_logged(folde
 
 
 def test_the_axes_of_the_pages_picture_begin_at_the_data(folders: list[Path]) -> None:
-    data = json.loads(html.unescape(re.findall(r"data-chart='([^']*)'", loss_chart([read_run(folders[1])]))[0]))
+    data = json.loads(html.unescape(re.findall(r"data-chart='([^']*)'", loss_chart([read_run(folders[1])]).html())[0]))
     assert data["x"]["low"] == 10e-6 and data["x"]["high"] == 100e-6
 
 
@@ -178,7 +182,7 @@ def test_pictures_of_many_runs_are_several(tmp_path: Path) -> None:
     assert page(runs[:8]).count("<figure") == 1 and page(runs).count("<figure") == 2
 
 
-def test_deeper_readings_share_the_nearest_colour() -> None:
+def test_deeper_evaluations_share_the_nearest_colour() -> None:
     found = [colour_key(f"fused-{passes}") for passes in ("0", "1", "3", "20", "exact", "converged")]
     assert found == ["fused-0", "fused-1", "fused-2", "fused-16", "exact", "exact"]
     assert colour_key("standard") == "standard" and colour_key("exact") == "exact"

@@ -75,7 +75,7 @@ def test_charts_carry_their_values(page: str, miniature) -> None:
     accuracy = charts[0]["lines"]
     assert [line["key"] for line in accuracy] == list(miniature.result["accuracy"])
     assert accuracy[-1]["y"] == pytest.approx(miniature.result["accuracy_by_position"]["exact"], abs=5e-4)
-    assert {line["label"] for line in charts[2]["lines"]} >= {"standard model", "full-band, pass 1 (plain)", "full-band, pass 2"}
+    assert {line["label"] for line in charts[2]["lines"]} >= {"standard model", "full-band, pass 1 (without feedback)", "full-band, pass 2"}
 
 
 def test_the_headline_claims_only_what_was_found() -> None:

@@ -47,7 +47,7 @@ def test_everything_is_written_and_said(miniature) -> None:
         assert (miniature.output / name).stat().st_size > 5000
     for words in (
         "standard model",
-        "full-band, 16 passes",
+        "full-band, 16 feedback passes",
         "full-band, exact",
         "chance 0.17",
         "seed 3",

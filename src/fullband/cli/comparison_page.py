@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from fullband.cli.comparison import ENDED, UNSEEN, compute_note, part, passes_text, seconds, split_at
 from fullband.decode.compare import MODES, Comparison
 from fullband.decode.modes import ModeName
-from fullband.plots.page import stylesheet
+from fullband.plots.page import fill
 
 TEMPLATE = Path(__file__).with_name("comparison_page.html")
 TITLES: dict[ModeName, str] = {"standard": "Standard", "soft": "Soft", "fused": "Fused"}
@@ -20,8 +19,8 @@ TITLES: dict[ModeName, str] = {"standard": "Standard", "soft": "Soft", "fused": 
 def page(found: Comparison, described: dict[str, Any]) -> str:
     """The page of a comparison; `described` is its `comparison.to_json`."""
     count, modes = len(found.prompts), described["modes"]
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        stylesheet=stylesheet(),
+    return fill(
+        TEMPLATE,
         headline=headline(described),
         prompts="prompt" if count == 1 else f"{count} prompts",
         numbers="".join(

@@ -193,8 +193,8 @@ def write_report(folder: Path, described: dict[str, Any]) -> None:
     from fullband.files import write_bytes, write_json
     from fullband.plots.diagnosis_page import page
     from fullband.plots.reachability import plot_reachability
-    from fullband.plots.settling import plot_settling
-    from fullband.plots.stability import plot_arrival, plot_response, plot_rollouts
+    from fullband.plots.settling import plot_arrival, plot_settling
+    from fullband.plots.stability import plot_response, plot_rollouts
 
     described = finite(described)
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,7 +213,9 @@ def write_report(folder: Path, described: dict[str, Any]) -> None:
 
 def print_diagnosis(console: Any, described: dict[str, Any], diagnosis: Diagnosis, folder: Path | None) -> None:
     from fullband.cli.tables import print_table, table
-    from fullband.plots.diagnosis_page import HEADS, LISTED, cells_of, needed_text, number, reach_text, rollout_text
+    from fullband.plots.diagnosis_page import HEADS, LISTED, cells_of, needed_text, rollout_text
+    from fullband.plots.numbers import number
+    from fullband.plots.reachability import reach_text
 
     trace = diagnosis.trace
     console.print(f"Verdict: {diagnosis.verdict.headline}", style="bold")

@@ -18,7 +18,7 @@ from fullband.experiments.summary import summarise
 from fullband.files import write_bytes, write_json
 from fullband.plots.experiment import plot_experiment
 from fullband.plots.probe import CHANCE, LABELS
-from fullband.plots.style import reading_label
+from fullband.plots.style import passes_label
 from fullband.shipped import RUN_RECIPE
 
 RESULTS = Path("results")
@@ -110,11 +110,11 @@ def _numbers(found: Mapping[str, Any]) -> list[str]:
 
 
 def reading_words(reading: str, kind: str) -> str:
-    """ "fused-4" is "4 passes": the cell's name says of what. Probes have ways of prefilling."""
+    """ "fused-4" is "4 feedback passes": the cell's name says of what. Probes have ways of prefilling."""
     if kind == "probe":
         return LABELS[reading]
     name, comma, control = reading.partition(", ")
-    return ("plain" if name in ("standard", "fused-0") else reading_label(name).removeprefix("full-band, ")) + comma + control
+    return passes_label("0" if name == "standard" else name.removeprefix("fused-")) + comma + control
 
 
 def _comparisons(found: Mapping[str, Any]) -> list[str]:

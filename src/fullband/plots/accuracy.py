@@ -1,32 +1,31 @@
-"""Accuracy by position, one line for each way of reading."""
+"""Accuracy by position, one line for each evaluation: the standard model, feedback passes, exact."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullband.plots.style import LIGHT, dash, figure, reading_label
+from fullband.plots.chart import Axis, Chart, Line, Mark
+from fullband.plots.picture import draw_chart
+from fullband.plots.style import figure, series_label
 
 
-def plot_accuracy(result: dict[str, Any], paths: Sequence[Path]) -> None:
+def accuracy_chart(result: Mapping[str, Any]) -> Chart:
+    """Of the quickstart's result (`result.json`)."""
+    by_position = result["accuracy_by_position"]
+    lines = [Line(name, series_label(name), range(1, 1 + len(own)), own) for name, own in by_position.items()]
+    last = max(line.x[-1] for line in lines)
+    x = Axis("position, counted from 1", 1, last, [1, *range(8, int(last) + 1, 8)], prefix="position ")
+    y = Axis("share of correct answers", 0, 1.08, (0, 0.2, 0.4, 0.6, 0.8, 1), digits=2)
+    marks = [Mark("training length", x=result["task"]["length"]), Mark("chance", y=result["chance"])]
+    return Chart("Accuracy by position", lines, x, y, marks)
+
+
+def plot_accuracy(result: Mapping[str, Any], paths: Sequence[Path]) -> None:
     """Draw the quickstart's result (`result.json`) into `paths`."""
-    length, chance = result["task"]["length"], result["chance"]
-    with figure(paths) as (_, axes):
-        for name, accuracies in result["accuracy_by_position"].items():
-            positions = range(1, len(accuracies) + 1)
-            width = 2.6 if name == "exact" else 1.9
-            axes.plot(positions, accuracies, color=LIGHT[name], linestyle=dash(name), linewidth=width, label=reading_label(name))
-        axes.axvline(length, color="#8a8a8a", linewidth=1)
-        axes.text(length + 0.7, 1.04, "training length", color="#5f5f5f", fontsize=9, va="center")
-        axes.axhline(chance, color="#8a8a8a", linewidth=1, linestyle=":")
-        axes.text(len(accuracies), chance - 0.03, "chance", color="#5f5f5f", fontsize=9, ha="right", va="top")
-        axes.set(xlim=(1, len(accuracies)), ylim=(0, 1.08), xlabel="position, counted from 1", ylabel="share of right answers")
-        axes.set_xticks([1, 8, 16, 24, 32, 40, 48, 56, 64])
-        axes.set_title(title(result))
-        axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
-
-
-def title(result: dict[str, Any]) -> str:
     task = result["task"]
-    return f"Running products in {task['group']}" if task["task"] == "group-word" else "Running arithmetic"
+    with figure(paths) as (_, axes):
+        draw_chart(axes, accuracy_chart(result))
+        axes.set_title(f"Running products in {task['group']}" if task["task"] == "group-word" else "Running arithmetic")
+        axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)

@@ -1,7 +1,7 @@
-"""Line charts as SVG text for pages: coloured by their style sheet (light and dark), with the values under the pointer.
+"""Line charts: what one shows (`Chart`), drawn as SVG for pages here and by matplotlib in `picture`.
 
-Each chart is made twice, for a desk and for a phone; the style sheet shows one of them. The page's script (chart.js) reads the values
-from the `data-chart` attribute.
+On a page a chart is coloured by the style sheet (light and dark) and shows the values under the pointer. It is made twice, for a desk and
+for a phone; the style sheet shows one of them. The page's script (chart.js) reads the values from the `data-chart` attribute.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from fullband.plots.markers import outline
@@ -20,13 +19,12 @@ from fullband.plots.numbers import drawn, finite
 from fullband.plots.style import DASHES
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-STYLE, SCRIPT = Path(__file__).with_name("chart.css"), Path(__file__).with_name("chart.js")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A named line; `key` is its style. `faint` values are drawn behind it (a raw curve behind its running mean). `dash` (an SVG dash
-    array) and `marker` tell lines of one style apart. A value that is not finite is a gap."""
+    """A named line; `key` is its style. `faint` values are drawn under it (a raw curve under its running mean). `dash` (an SVG dash
+    array; None = the style's) and `marker` tell lines of one style apart. A value that is not finite is a gap."""
 
     key: str
     label: str
@@ -35,6 +33,16 @@ class Line:
     faint: Sequence[float | None] | None = None
     dash: str | None = None
     marker: str = ""
+
+    @property
+    def pattern(self) -> str:
+        """Its SVG dash array, empty for a whole line."""
+        return DASHES.get(self.key, "") if self.dash is None else self.dash
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """What has a place: (x, finite y)."""
+        return [(a, b) for a, b in zip(self.x, drawn(self.y), strict=True) if b == b]
 
 
 @dataclass(frozen=True)
@@ -118,19 +126,28 @@ def ticks_within(low: float, high: float) -> list[float]:
     return [round(step * i, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def line_chart(
-    title: str, lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis, behind: Sequence[Line] = (), low: bool = False
-) -> str:
-    """A <figure> with a legend and the chart in both sizes. Values should lie within the axes; lines are cut at their edges. Lines
-    without a finite value are left out. Those `behind` are drawn faintly, without a place in the legend. `low` = at two thirds of the
-    height or less."""
-    shown = [line for line in lines if finite(line.y)]
-    if not shown:
-        return f"<p>{escape(title)}: no finite value.</p>"
-    legend = "".join(f"<li>{_swatch(line)}{escape(line.label)}</li>" for line in shown)
-    charts = "".join(_svg(title, shown, behind, marks, x, y, size) for size in (LOW if low else (DESK, PHONE)))
-    canvas = f'<div class="canvas">{charts}<div class="tip" hidden></div></div>'
-    return f'<figure class="chart"><ul class="legend">{legend}</ul>{canvas}</figure>'
+@dataclass(frozen=True)
+class Chart:
+    """Lines over two axes. Values should lie within the axes; lines are cut at their edges. `background` lines are drawn faintly, without
+    a place in the legend. `low` = on a page, at two thirds of the height or less."""
+
+    title: str
+    lines: Sequence[Line]
+    x: Axis
+    y: Axis
+    marks: Sequence[Mark] = ()
+    background: Sequence[Line] = ()
+    low: bool = False
+
+    def html(self) -> str:
+        """A <figure> with a legend and the chart in both sizes. Lines without a finite value are left out."""
+        shown = [line for line in self.lines if line.points]
+        if not shown:
+            return f"<p>{escape(self.title)}: no finite value{' above 0' if self.y.log else ''}.</p>"
+        legend = "".join(f"<li>{_swatch(line)}{escape(line.label)}</li>" for line in shown)
+        charts = "".join(_svg(replace(self, lines=shown), size) for size in (LOW if self.low else (DESK, PHONE)))
+        canvas = f'<div class="canvas">{charts}<div class="tip" hidden></div></div>'
+        return f'<figure class="chart"><ul class="legend">{legend}</ul>{canvas}</figure>'
 
 
 def _swatch(line: Line) -> str:
@@ -140,48 +157,35 @@ def _swatch(line: Line) -> str:
 
 
 def _dash(line: Line) -> str:
-    pattern = DASHES.get(line.key, "") if line.dash is None else line.dash
-    return f' stroke-dasharray="{pattern}"' if pattern else ""
+    return f' stroke-dasharray="{line.pattern}"' if line.pattern else ""
 
 
 def _marker(line: Line, x: float, y: float, radius: float = 5.5) -> str:
     return f'<polygon class="{line.key}" points="{outline(line.marker, x, y, radius)}"/>' if line.marker else ""
 
 
-def _svg(title: str, lines: Sequence[Line], behind: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis, size: Size) -> str:
-    plot = _Plot(x, y, size)
+def _svg(chart: Chart, size: Size) -> str:
+    plot, lines, x, y = _Plot(chart.x, chart.y, size), chart.lines, chart.x, chart.y
     parts = [plot.axes()]
-    parts += [plot.path(line.x, line.y, f"{line.key} faint", "") for line in behind]
+    parts += [plot.path(line.x, line.y, f"{line.key} faint", "") for line in chart.background]
     parts += [plot.path(line.x, line.faint, f"{line.key} faint", "") for line in lines if line.faint]
     parts += [plot.path(line.x, line.y, line.key, _dash(line)) + plot.markers(line) for line in lines]
-    parts += [plot.mark_line(mark) for mark in marks] + [plot.mark_label(mark) for mark in marks]
+    parts += [plot.mark_line(mark) for mark in chart.marks] + [plot.mark_label(mark) for mark in chart.marks]
     parts.append(f'<line class="cursor" y1="{size.top}" y2="{plot.bottom}" visibility="hidden"/>')
-    points = [[(a, b) for a, b in zip(line.x, drawn(line.y), strict=True) if b == b] for line in lines]
-    places = [_short([a for a, _ in own], 4) for own in points]
-    values = [[b for _, b in own] for own in points]
+    places = [[round(a, 4) for a, _ in line.points] for line in lines]
+    values = [[float(f"{b:.3g}") if y.log else round(b, 3) for _, b in line.points] for line in lines]
     data = {
         "left": size.left,
         "width": plot.width,
         "x": {"low": x.low, "high": x.high, "digits": x.digits, "prefix": x.prefix, "unit": x.unit, "log": x.log},
         "y": {"digits": y.digits, "log": y.log},
         "grid": max(places, key=len),
-        "lines": [
-            {"key": line.key, "label": line.label, "x": at, "y": _significant(own) if y.log else _short(own, 3)}
-            for line, at, own in zip(lines, places, values, strict=True)
-        ],
+        "lines": [{"key": line.key, "label": line.label, "x": at, "y": own} for line, at, own in zip(lines, places, values, strict=True)],
     }
     return (
-        f'<svg class="{size.name}" viewBox="0 0 {size.width} {size.height}" role="img" aria-label="{escape(title)}" '
+        f'<svg class="{size.name}" viewBox="0 0 {size.width} {size.height}" role="img" aria-label="{escape(chart.title)}" '
         f"data-chart='{escape(json.dumps(data, separators=(',', ':')))}'>{''.join(parts)}</svg>"
     )
-
-
-def _short(values: Sequence[float], digits: int) -> list[float]:
-    return [round(value, digits) for value in values]
-
-
-def _significant(values: Sequence[float]) -> list[float]:
-    return [float(f"{value:.3g}") for value in values]
 
 
 def _tick(value: float, log: bool) -> str:
@@ -216,8 +220,7 @@ class _Plot:
         return f'<polyline class="{key}" points="{corners}"{attributes}/>'
 
     def markers(self, line: Line) -> str:
-        points = [(a, b) for a, b in zip(line.x, drawn(line.y), strict=True) if b == b]
-        return "".join(_marker(line, self.at_x(a), self.at_y(b)) for a, b in points)
+        return "".join(_marker(line, self.at_x(a), self.at_y(b)) for a, b in line.points)
 
     def axes(self) -> str:
         left, right, size = self.size.left, self.size.left + self.width, self.size
@@ -255,10 +258,7 @@ class _Plot:
             return f'<text class="note" x="{self.size.left + self.width - 2}" y="{self.at_y(mark.y) + 15}" text-anchor="end">{label}</text>'
         assert mark.x is not None
         at, right, width = self.at_x(mark.x), self.size.left + self.width, LETTER * len(mark.label)
+        place, anchor = (at - 5 if at - 5 - width >= 0 else right), "end"  # at the right edge, it lies across the mark
         if at + 5 + width <= right:
             place, anchor = at + 5, "start"
-        elif at - 5 - width >= 0:
-            place, anchor = at - 5, "end"
-        else:
-            place, anchor = right, "end"  # across the mark
         return f'<text class="note" x="{place}" y="{self.size.top + 12 + 17 * mark.row}" text-anchor="{anchor}">{label}</text>'

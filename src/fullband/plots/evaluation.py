@@ -34,7 +34,7 @@ def _draw(plot: Any, results: Mapping[str, Any], path: Path) -> str:
 def plot_passes(results: Mapping[str, Any], path: Path) -> None:
     """Fig. 4 right: the mean over tasks, and thinly the tasks themselves; the mean of what guessing gives, where that is known."""
     mean = results["mean"]
-    names = [name for name in mean["readings"] if name != "soft"]  # it is another way of reading, and has no place on the axis
+    names = [name for name in mean["readings"] if name != "soft"]  # no number of feedback passes: it has no place on the axis
     places = range(len(names))
     with figure([path], width=6.4) as (_, axes):
         for number, task in enumerate(results["tasks"].values()):

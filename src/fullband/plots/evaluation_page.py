@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from fullband.evaluate.report.markdown import about, answer_text, ending, headline, provenance
 from fullband.evaluate.report.tables import MODES, ReportTable, tables_of
-from fullband.plots.page import stylesheet
+from fullband.plots.page import fill
 
 TEMPLATE = Path(__file__).with_name("evaluation_page.html")
 KEYS = {"standard": "standard", "soft": "fused-2", "fused": "fused-16"}
@@ -20,8 +19,8 @@ CODE = ("humaneval", "mbpp")  # benchmarks whose answers are programs
 
 def page(results: Mapping[str, Any], folder: Path, pictures: Mapping[str, str]) -> str:
     """`pictures` are files of `folder` by what they show, as `plot_evaluation` made them there."""
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        stylesheet=stylesheet(),
+    return fill(
+        TEMPLATE,
         headline=escape(headline(results)),
         about=escape(about(results).replace("`", "")),
         pictures="\n".join(_pictures(folder, pictures)),

@@ -1,4 +1,4 @@
-"""An experiment's result.json as one picture: cells down, values across, a panel for each column, the readings in their colours."""
+"""An experiment's result.json as one picture: cells down, values across, a panel for each column, the evaluations in their colours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fullband.plots import probe
-from fullband.plots.style import LIGHT, colour_key, draw_chance, figure, reading_label
+from fullband.plots.style import LIGHT, colour_key, draw_chance, figure, series_label
 
 MARKERS = {"standard": "s", "exact": "D"}  # feedback passes are circles, and triangles where they are too many for a blue of their own
 DEEP = {17: "^", 64: "v"}  # from so many passes on
@@ -49,7 +49,7 @@ def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Heights of the rows, counted down: one apart, and two where a new cell begins."""
+    """Heights of the lines of results, counted down: one apart, and two where a new cell begins."""
     places = [0.0]
     for before, row in pairwise(rows):
         places.append(places[-1] + (1 if row["cell"] == before["cell"] else 2))
@@ -62,7 +62,7 @@ def _middle(rows: Sequence[Mapping[str, Any]], places: Sequence[float], cell: st
 
 
 def look(reading: str, kind: str = "positions") -> tuple[str, str]:
-    """(colour, marker) of a reading: controls keep the colour of the reading they take something from. Prefills look as in Fig. 7."""
+    """(colour, marker) of an evaluation: controls keep the colour of the one they take something from. Prefills look as in Fig. 7."""
     if kind == "probe":
         return LIGHT[probe.KEYS[reading]], probe.MARKERS[reading]
     name, _, control = reading.partition(", ")
@@ -93,5 +93,5 @@ def _handle(reading: str, kind: str) -> Any:
 
     colour, marker = look(reading, kind)
     name, comma, control = reading.partition(", ")
-    words = probe.LABELS[name] if kind == "probe" else reading_label(name) + comma + control
+    words = probe.LABELS[name] if kind == "probe" else series_label(name) + comma + control
     return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=6.5, label=words)

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
-
-from fullband.plots.style import RUN_LIGHT, dashes
 
 PASSES_DASHES = ("1.5 3.5", "", "10 4", "6 3", "12 4 2 4", "3 3", "12 3 2 3 2 3")  # by number of feedback passes, none first
 EXACT_DASH = "7 2 2 2"
@@ -18,11 +15,6 @@ MOST_RUNS = len(RUN_MARKERS)  # in one picture
 def run_key(number: int) -> str:
     """The colour of run `number` < MOST_RUNS of a picture: a class of the style sheet."""
     return f"run-{number + 1}"
-
-
-def run_style(number: int, dash: str = "") -> dict[str, Any]:
-    """Colour, marker and line style (an SVG dash array) of a line of run `number` < MOST_RUNS, for matplotlib."""
-    return {"color": RUN_LIGHT[run_key(number)], "marker": RUN_MARKERS[number], "linestyle": dashes(dash)}
 
 
 def passes_dashes(names: Sequence[str]) -> dict[str, str]:

@@ -14,3 +14,8 @@ def drawn(values: Iterable[float | None]) -> list[float]:
 def finite(values: Iterable[float | None]) -> list[float]:
     """The values that have a place."""
     return [value for value in drawn(values) if value == value]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """In words: three digits, and a dash for what was not measured."""
+    return "–" if value is None or value != value else f"{value:.{digits}g}"

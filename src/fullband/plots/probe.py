@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,25 @@ CHANCE = 0.5  # a probe tells two values apart
 TITLES = {"completion": "Completion tracking", "memory": "Delayed memory"}
 SUFFIXES = (".png", ".svg")
 
+Plot = Callable[[Sequence[dict[str, Any]], Sequence[Path]], None]
 
-def plot_probe(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw what the results hold into `folder`: figure-7a and figure-7b, PNG and SVG. Returns the files."""
+
+def parts_of(result: Mapping[str, Any]) -> list[tuple[str, str, list[dict[str, Any]], Plot]]:
+    """(number, title, settings, how it is drawn) of the parts of Fig. 7 that the results hold."""
     single = [setting for setting in result["settings"] if setting["task"] in TITLES]
     registers = [setting for setting in result["settings"] if setting["task"] == "registers"]
-    drawn: list[Path] = []
-    if single:
-        drawn += (paths := [folder / f"figure-7a{suffix}" for suffix in SUFFIXES])
-        plot_depths(single, paths)
-    if registers:
-        drawn += (paths := [folder / f"figure-7b{suffix}" for suffix in SUFFIXES])
-        plot_registers(registers, paths)
-    return drawn
+    parts = [("7a", "what each depth knows", single, plot_depths), ("7b", "several registers", registers, plot_registers)]
+    return [part for part in parts if part[2]]
+
+
+def plot_probe(result: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw what the results hold into `folder`: figure-7a and figure-7b, PNG and SVG. Returns the files."""
+    files = []
+    for part, _, settings, plot in parts_of(result):
+        own = [folder / f"figure-{part}{suffix}" for suffix in SUFFIXES]
+        plot(settings, own)
+        files += own
+    return files
 
 
 def plot_depths(settings: Sequence[dict[str, Any]], paths: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""What training runs read, from their folders: losses of runs that lie side by side mean little if it was not the same."""
+"""The data of training runs, from their folders: losses of runs that lie side by side mean little if it was not the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDER = ("shuffle",)  # of a fingerprint: changes in which order documents come,
 
 def data_of_run(folder: Path) -> dict[str, str]:
     """What decides a run's data, in words: as its newest checkpoint says, files by their contents, and as its recipe does, under "recipe".
-    Empty where neither can be read."""
+    Empty where neither says it."""
     recipe = _mapping(folder / RECIPE)
     pointer = _mapping(folder / CHECKPOINTS / "last.json")
     identity = _mapping(folder / CHECKPOINTS / str(pointer.get("checkpoint", "")) / TRAINING).get("identity")

@@ -21,7 +21,7 @@ from fullband.training.metrics import METRICS, has_metrics, read_metrics
 
 
 class _Step(BaseModel):
-    """Of a logged step: what is read here, beside the losses."""
+    """Of a logged step: what is used here, beside the losses."""
 
     model_config = ConfigDict(strict=True)
 

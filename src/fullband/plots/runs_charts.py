@@ -1,15 +1,15 @@
-"""The pictures of the runs page: held-out loss with training behind it and what is marked there, gradient norms, learning rates."""
+"""The pictures of the runs page: held-out loss with training in the background and what is marked there, gradient norms, learning rates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fullband.plots.chart import Line, Mark, line_chart, near_axis
+from fullband.plots.chart import Chart, Line, Mark, near_axis
 from fullband.plots.curves import ROOM, compute_at
 from fullband.plots.markers import RUN_MARKERS, passes_dashes, run_key
 from fullband.plots.runs import RunRecord, held_out_crossover
-from fullband.plots.steps import compute_axis, millions, steps_charts
-from fullband.plots.style import reading_label
+from fullband.plots.steps import compute_axis, millions, steps_html
+from fullband.plots.style import passes_label
 
 MOST_LABELS = 6  # of marks in one picture; with more, the table alone says which is which
 
@@ -18,7 +18,7 @@ def runs_charts(runs: Sequence[RunRecord]) -> str:
     """Of MOST_RUNS runs at most: each has its own colour and marker, dashes tell the numbers of feedback passes apart."""
     names = label_of(runs)
     steps = {name: (run_key(number), run.steps) for number, (name, run) in enumerate(zip(names, runs, strict=True))}
-    return loss_chart(runs) + steps_charts(steps)
+    return loss_chart(runs).html() + steps_html(steps)
 
 
 def label_of(runs: Sequence[RunRecord]) -> list[str]:
@@ -27,27 +27,23 @@ def label_of(runs: Sequence[RunRecord]) -> list[str]:
     return [f"{name} {n}" if names.count(name) > 1 else name for n, name in enumerate(names, start=1)]
 
 
-def loss_chart(runs: Sequence[RunRecord]) -> str:
+def loss_chart(runs: Sequence[RunRecord]) -> Chart:
     """Held-out loss by feedback passes over token-equivalent compute; faintly, the smoothed training loss of each pass."""
-    names = label_of(runs)
-    dashes = passes_dashes(list(dict.fromkeys(passes for run in runs for e in run.evaluations for passes in e.losses)))
-    lines = []
-    for number, (name, run) in enumerate(zip(names, runs, strict=True)):
-        for passes in dict.fromkeys(passes for e in run.evaluations for passes in e.losses):
+    evaluated = [list(dict.fromkeys(passes for e in run.evaluations for passes in e.losses)) for run in runs]
+    dashes = passes_dashes(list(dict.fromkeys(passes for own in evaluated for passes in own)))
+    lines, training = [], []
+    for number, (name, run) in enumerate(zip(label_of(runs), runs, strict=True)):
+        key, marker = run_key(number), RUN_MARKERS[number]
+        training += [Line(key, name, millions(curve.compute), curve.smooth) for curve in run.curves]
+        for passes in evaluated[number]:
             held = [e for e in run.evaluations if passes in e.losses]
-            label = f"{name}, {passes_words(passes)}"
             compute, losses = millions([e.compute for e in held]), [e.losses[passes] for e in held]
-            lines.append(Line(run_key(number), label, compute, losses, dash=dashes[passes], marker=RUN_MARKERS[number]))
-    behind = [
-        Line(run_key(number), name, millions(curve.compute), curve.smooth)
-        for number, (name, run) in enumerate(zip(names, runs, strict=True))
-        for curve in run.curves
-    ]
-    lines, behind = (lines, behind) if lines else (behind, [])  # runs that were never evaluated: the training loss alone
+            lines.append(Line(key, f"{name}, {passes_label(passes)}", compute, losses, dash=dashes[passes], marker=marker))
+    lines, training = (lines, training) if lines else (training, [])  # runs that were never evaluated: the training loss alone
     marks = marks_of(runs)
-    x = compute_axis([*lines, *behind], [mark.x for mark in marks if mark.x is not None])
-    y = near_axis("loss, nats a token", [value for line in (*lines, *behind) for value in line.y], above=ROOM)
-    return line_chart("Held-out loss by feedback passes", lines, marks, x, y, behind)
+    x = compute_axis([*lines, *training], [mark.x for mark in marks if mark.x is not None])
+    y = near_axis("loss, nats a token", [value for line in (*lines, *training) for value in line.y], above=ROOM)
+    return Chart("Held-out loss by feedback passes", lines, x, y, marks, training)
 
 
 def marks_of(runs: Sequence[RunRecord]) -> list[Mark]:
@@ -63,7 +59,3 @@ def marks_of(runs: Sequence[RunRecord]) -> list[Mark]:
         found += [(at, word + of_run, run_key(number)) for word, step in places if (at := compute_at(run.curves, step)) is not None]
     named = len(found) <= MOST_LABELS
     return [Mark(label if named else "", x=at / 1e6, row=row, key=key) for row, (at, label, key) in enumerate(found)]
-
-
-def passes_words(passes: str) -> str:
-    return reading_label(f"fused-{passes}").removeprefix("full-band, ") if passes.isdecimal() else passes

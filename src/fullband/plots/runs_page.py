@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from fullband.plots.chart import SCRIPT, STYLE
 from fullband.plots.markers import MOST_RUNS
-from fullband.plots.page import stylesheet
+from fullband.plots.page import fill
 from fullband.plots.runs import RunRecord, compare, held_out_crossover, is_both_ways
 from fullband.plots.runs_charts import runs_charts
 
@@ -20,10 +18,8 @@ TEMPLATE = Path(__file__).with_name("runs_page.html")
 def page(runs: Sequence[RunRecord]) -> str:
     """The page of one run, or of several side by side."""
     found = compare(runs)
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        stylesheet=stylesheet(),
-        chart_style=STYLE.read_text(encoding="utf-8"),
-        chart_script=SCRIPT.read_text(encoding="utf-8"),
+    return fill(
+        TEMPLATE,
         headline=escape(" and ".join(run.name for run in runs)),
         differing=_differing(found["differing_data"]),
         charts="\n".join(runs_charts(runs[first : first + MOST_RUNS]) for first in range(0, len(runs), MOST_RUNS)),

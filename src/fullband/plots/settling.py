@@ -1,92 +1,77 @@
-"""Figs. 3 and 10: loss and state change by pass, positions past the wavefront apart from the front itself and from whole rows."""
+"""Figs. 3 and 10: loss and state change by pass, positions past the wavefront apart from the front itself and from whole sequences; and
+when each position has arrived at exact evaluation."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullband.plots.numbers import drawn
-from fullband.plots.style import LIGHT, dash, figure
+from fullband.plots.chart import Axis, Chart, Line, Mark, log_axis, near_axis, nice_ticks
+from fullband.plots.picture import draw_chart
+from fullband.plots.style import figure
 
 MANY = 48  # passes from which the axis of passes is logarithmic
 LOG_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-STYLES = {"whole rows": "rows", "past the wavefront": "fused-8", "99th percentile there": "fused-1", "at the wavefront": "front"}
-EXACT = "exact evaluation"
+STYLES = {"whole sequences": "rows", "past the wavefront": "fused-8", "99th percentile there": "fused-1", "at the wavefront": "front"}
 
 
-@dataclass(frozen=True)
-class Series:
-    """A named line over passes; `key` is its style."""
-
-    label: str
-    key: str
-    passes: list[int]
-    values: list[float]
-
-
-def loss_series(trace: Mapping[str, Any]) -> list[Series]:
-    """Loss by pass, nats: of whole rows, past the wavefront, and of exact reading at both."""
+def loss_chart(trace: Mapping[str, Any]) -> Chart:
+    """Loss by pass, nats: of whole sequences, past the wavefront, and of exact evaluation there."""
     records = trace["records"]
-    series = [_series("whole rows", records, lambda r: r["loss"]), _series("past the wavefront", records, lambda r: r["loss_past"])]
-    ends = [records[0]["k"], records[-1]["k"]]
+    lines = [_line("whole sequences", records, lambda r: r["loss"]), _line("past the wavefront", records, lambda r: r["loss_past"])]
     exact = trace["loss_exact_past"] if trace["loss_exact_past"] is not None else trace["loss_exact"]
-    return [line for line in series if line.values] + [Series(f"{EXACT}, there", "exact", ends, drawn([exact, exact]))]
+    lines.append(Line("exact", "exact evaluation, there", [records[0]["k"], records[-1]["k"]], [exact, exact], dash="6 4"))
+    y = near_axis("loss, nats a target", [value for line in lines for value in line.y])
+    return Chart("Loss by pass", lines, _passes_axis(trace, 1), y, _horizon(trace))
 
 
-def change_series(trace: Mapping[str, Any], kind: str = "relative") -> list[Series]:
+def change_chart(trace: Mapping[str, Any], kind: str = "relative") -> Chart:
     """State change by pass, "relative" to the state's norm or "absolute". A change of 0 has no place on a logarithmic axis."""
-    records = trace["records"]
 
-    def at(group: str, what: str) -> Any:
-        return lambda r: None if r[group] is None or r[group][what] == 0 else r[group][what]
+    def of(group: str, what: str) -> Callable[[Mapping[str, Any]], float | None]:
+        return lambda record: None if record[group] is None else record[group][what] or None
 
-    series = [
-        _series("past the wavefront", records, at("change_past", kind)),
-        _series("99th percentile there", records, at("change_past", "p99")) if kind == "relative" else None,
-        _series("at the wavefront", records, at("change_front", kind)),
-        _series("whole rows", records, at("change", kind)),
+    shown = [("past the wavefront", "change_past", kind), ("at the wavefront", "change_front", kind), ("whole sequences", "change", kind)]
+    if kind == "relative":
+        shown.insert(1, ("99th percentile there", "change_past", "p99"))
+    lines = [_line(label, trace["records"], of(group, what)) for label, group, what in shown]
+    y = log_axis(f"{kind} state change", [value for line in lines for value in line.y])
+    return Chart(f"{kind} state change by pass".capitalize(), lines, _passes_axis(trace, 2), y, _horizon(trace))
+
+
+def arrival_chart(trace: Mapping[str, Any]) -> Chart:
+    """The pass after which a position stays within the tolerance of exact evaluation."""
+    arrival, last = trace["arrival"], trace["records"][-1]["k"]
+    bound = [t for t in arrival["positions"] if t + 1 <= last]
+    lines = [
+        Line("fused-8", "median over sequences", arrival["positions"], arrival["median"]),
+        Line("fused-1", "90th percentile", arrival["positions"], arrival["p90"]),
+        Line("standard", "the latest possible, t + 1", bound, [t + 1 for t in bound]),
     ]
-    return [line for line in series if line is not None and line.values]
-
-
-def _series(label: str, records: Sequence[Mapping[str, Any]], value: Any) -> Series:
-    found = zip([record["k"] for record in records], drawn(value(record) for record in records), strict=True)
-    kept = [(k, y) for k, y in found if y == y]
-    return Series(label, STYLES[label], [k for k, _ in kept], [y for _, y in kept])
+    furthest = max(1, trace["length"] - 1)
+    x = Axis("position t", 0, furthest, nice_ticks(furthest), prefix="position ")
+    return Chart("Passes until exact", lines, x, Axis("passes", 0, 1.05 * last, nice_ticks(last)))
 
 
 def plot_settling(diagnosis: Mapping[str, Any], paths: Sequence[Path]) -> None:
     """Draw a diagnosis (`Diagnosis.to_json`) into `paths`: loss on the left, relative change on the right."""
     trace = diagnosis["trace"]
-    with figure(paths, width=10.5, height=4.4, columns=2) as (drawing, ((left, right),)):
-        for axes, lines in ((left, loss_series(trace)), (right, change_series(trace))):
-            for line in lines:
-                marker = "o" if len(line.passes) < 3 and line.label != f"{EXACT}, there" else None
-                width = 1.2 if line.label == "99th percentile there" else 2.0
-                style = "--" if line.label.startswith(EXACT) else dash(line.key)
-                axes.plot(
-                    line.passes, line.values, color=LIGHT[line.key], linestyle=style, linewidth=width, marker=marker, label=line.label
-                )
-            axes.set_xlabel("pass k (1 = plain)")
-            last = trace["records"][-1]["k"]
-            if last > MANY:
-                axes.set_xscale("log")
-            ticks = pass_ticks(min((line.passes[0] for line in lines), default=1), last)
-            axes.set_xticks(ticks, [str(tick) for tick in ticks])
-            axes.minorticks_off()
-            _mark_horizon(axes, trace)
-        left.set(ylabel="loss, nats a target", title="Loss by pass")
-        right.set_yscale("log")
-        low, high = right.dataLim.intervaly
-        if 0 < low <= high < math.inf:
-            right.set_ylim(0.8 * 10 ** math.floor(math.log10(low)), 1.25 * 10 ** math.ceil(math.log10(high)))
-        right.set(ylabel=r"mean $\|h^{(k)} - h^{(k-1)}\| \;/\; \|h^{(k)}\|$", title="State change by pass")
-        handles = {label: handle for axes in (left, right) for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    with figure(paths, width=10.5, height=4.4, columns=2) as (drawing, (panels,)):
+        for axes, chart in zip(panels, (loss_chart(trace), change_chart(trace)), strict=True):
+            draw_chart(axes, chart)
+            axes.set_title(chart.title)
+        handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), fontsize=9)
         drawing.suptitle(f"{diagnosis['model']}: {diagnosis['verdict']}", x=0.01, ha="left", fontsize=10.5, color="#5f5f5f")
+
+
+def plot_arrival(diagnosis: Mapping[str, Any], paths: Sequence[Path]) -> None:
+    trace = diagnosis["trace"]
+    with figure(paths, width=8.6) as (drawing, axes):
+        draw_chart(axes, arrival_chart(trace))
+        axes.set_title(f"Passes until within {trace['tolerance']:g} of exact evaluation")
+        drawing.legend(loc="outside lower center", ncols=3, fontsize=9)
 
 
 def pass_ticks(first: int, last: int) -> list[int]:
@@ -97,18 +82,16 @@ def pass_ticks(first: int, last: int) -> list[int]:
     return sorted({first, *(k for k in range(step, last + 1, step) if k - first >= step / 2)})
 
 
-def _mark_horizon(axes: Any, trace: Mapping[str, Any]) -> None:
+def _line(label: str, records: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float | None]) -> Line:
+    return Line(STYLES[label], label, [record["k"] for record in records], [value(record) for record in records])
+
+
+def _passes_axis(trace: Mapping[str, Any], first: int) -> Axis:
+    last = max(trace["records"][-1]["k"], first + 1)
+    return Axis("pass k (1 = without feedback)", first, last, pass_ticks(first, last), prefix="pass ", log=last > MANY)
+
+
+def _horizon(trace: Mapping[str, Any]) -> list[Mark]:
     """Beyond it the front is among the positions that were past it."""
-    if trace["records"][-1]["k"] > trace["horizon"]:
-        axes.axvline(trace["horizon"], color="#8a8a8a", linewidth=1, linestyle=":")
-        place = axes.get_xaxis_transform()
-        axes.text(
-            trace["horizon"],
-            1.0,
-            f" k = {trace['horizon']}: half the row",
-            color="#5f5f5f",
-            fontsize=8.5,
-            va="bottom",
-            ha="center",
-            transform=place,
-        )
+    shown = trace["records"][-1]["k"] > trace["horizon"]
+    return [Mark(f"k = {trace['horizon']}: half the sequence", x=trace["horizon"])] if shown else []

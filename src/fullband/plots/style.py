@@ -1,8 +1,8 @@
 """One look for all pictures: colours that the colour-blind can tell apart, on light and on dark paper.
 
-The ways of reading form a scale: the standard model grey, feedback passes from light to dark blue (Fig. 4's axis), exact reading
-orange. What is measured of one model at several places has colours of its own: whole rows brown, the wavefront green, positions past it
-the dark blue of deep passes. Runs side by side have a colour each (`run-1` to `run-8`). Line styles repeat what colours say. Every colour
+Evaluations form a scale: the standard model grey, feedback passes from light to dark blue (Fig. 4's axis), exact evaluation orange. What
+is measured of one model at several places has colours of its own: whole sequences brown, the wavefront green, positions past it the dark
+blue of deep passes. Runs side by side have a colour each (`run-1` to `run-8`). Line styles repeat what colours say. Every colour
 stands out from its paper by 3 : 1 at least, as WCAG 2 asks of graphics.
 """
 
@@ -65,7 +65,8 @@ DASHES = {"standard": "6 4", "fused-0": "1.5 3.5", "rows": "6 4", "front": "9 3 
 
 
 def colour_key(name: str) -> str:
-    """The entry of LIGHT and DARK for a reading: of a number of feedback passes without a colour of its own, that of the next lower one."""
+    """The entry of LIGHT and DARK for "standard", "exact" or "fused-4"; of a number of feedback passes without a colour of its own, that
+    of the next lower one."""
     passes = name.removeprefix("fused-")
     if name in LIGHT or not passes.isdecimal():
         return name if name in LIGHT else "exact"
@@ -73,11 +74,17 @@ def colour_key(name: str) -> str:
     return f"fused-{max(k for k in known if k <= int(passes))}"
 
 
-def reading_label(name: str) -> str:
-    """What people call a reading or a model: "fused-4" is "full-band, 4 passes"."""
-    names = {"standard": "standard model", "fullband": "full-band model", "exact": "full-band, exact"}
-    passes = name.removeprefix("fused-")
-    return names.get(name) or f"full-band, {passes} pass{'' if passes == '1' else 'es'}"
+def series_label(name: str) -> str:
+    """What people call a model ("standard", "fullband") or an evaluation of it: "fused-4" is "full-band, 4 feedback passes"."""
+    names = {"standard": "standard model", "fullband": "full-band model"}
+    return names.get(name) or f"full-band, {passes_label(name.removeprefix('fused-'))}"
+
+
+def passes_label(passes: str) -> str:
+    """A number of feedback passes in words; "exact" and "converged" stay."""
+    if not passes.isdecimal():
+        return passes
+    return "without feedback" if passes == "0" else f"{passes} feedback pass{'' if passes == '1' else 'es'}"
 
 
 @contextmanager

@@ -7,16 +7,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import yaml
 
-from fullband.plots.chart import SCRIPT, STYLE, Axis, Line, Mark, line_chart
-from fullband.plots.curves import Curve, curves_chart, steps_by_label
-from fullband.plots.page import stylesheet
-from fullband.plots.steps import Steps, steps_charts
-from fullband.plots.style import reading_label
+from fullband.plots.accuracy import accuracy_chart
+from fullband.plots.curves import Curve, loss_chart, steps_by_label
+from fullband.plots.page import fill
+from fullband.plots.steps import Steps, steps_html
+from fullband.plots.style import series_label
 from fullband.quickstart import prose
 from fullband.quickstart.recipes import POSITIONS
 
@@ -28,10 +27,8 @@ HEADLINE_READINGS = ("exact", "fused-16", "fused-1", "standard")
 def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]], steps: Mapping[str, Steps]) -> str:
     """The page for a result (`result.json`), and the training curves and logged steps of its two models."""
     task, recipe = result["task"], result["recipe"]
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        stylesheet=stylesheet(),
-        chart_style=STYLE.read_text(encoding="utf-8"),
-        chart_script=SCRIPT.read_text(encoding="utf-8"),
+    return fill(
+        TEMPLATE,
         headline=prose.headline(result, HEADLINE_POSITION),
         numbers="".join(headline_number(result, name) for name in HEADLINE_READINGS),
         headline_position=HEADLINE_POSITION,
@@ -43,11 +40,11 @@ def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]], ste
         task_text=prose.task_text(task),
         example=example_rows(result["example"], task["length"]),
         why=prose.why(task, result["trunk"]),
-        accuracy_chart=accuracy_chart(result),
+        accuracy_chart=accuracy_chart(result).html(),
         accuracy_table=accuracy_table(result),
         chance=f"{result['chance']:.3f}".rstrip("0"),
-        curves_chart=curves_chart(curves, result["milestones"]),
-        steps_charts=steps_charts(steps_by_label(steps)),
+        curves_chart=loss_chart(curves, result["milestones"]).html(),
+        steps_charts=steps_html(steps_by_label(steps)),
         chance_loss=f"{math.log(1 / result['chance']):.2f}",
         milestones=prose.milestones(result["milestones"]),
         compute_text=prose.compute(result),
@@ -63,7 +60,7 @@ def report(result: Mapping[str, Any], curves: Mapping[str, Sequence[Curve]], ste
 
 def headline_number(result: Mapping[str, Any], name: str) -> str:
     accuracy = result["accuracy"][name][str(HEADLINE_POSITION)]
-    return f'<li class="{name}"><b>{accuracy:.0%}</b><span>{escape(reading_label(name))}</span></li>'.replace("%", " %")
+    return f'<li class="{name}"><b>{accuracy:.0%}</b><span>{escape(series_label(name))}</span></li>'.replace("%", " %")
 
 
 def example_rows(example: Mapping[str, Any], length: int) -> str:
@@ -81,20 +78,10 @@ def example_rows(example: Mapping[str, Any], length: int) -> str:
         f"<thead>{row('position', list(positions)).replace('<td', '<th').replace('</td', '</th')}</thead><tbody>"
         + row("token", example["tokens"])
         + row("right answer", example["right"])
-        + row(reading_label("standard"), example["standard"], answers=True)
-        + row(reading_label("exact"), example["exact"], answers=True)
+        + row(series_label("standard"), example["standard"], answers=True)
+        + row(series_label("exact"), example["exact"], answers=True)
         + "</tbody>"
     )
-
-
-def accuracy_chart(result: Mapping[str, Any]) -> str:
-    by_position = result["accuracy_by_position"]
-    positions = list(range(1, POSITIONS[-1] + 1))
-    lines = [Line(name, reading_label(name), positions, accuracies) for name, accuracies in by_position.items()]
-    marks = [Mark("training length", x=result["task"]["length"]), Mark("chance", y=result["chance"])]
-    x = Axis("position, counted from 1", 1, POSITIONS[-1], (1, 8, 16, 24, 32, 40, 48, 56, 64), prefix="position ")
-    y = Axis("share of right answers", 0, 1.08, (0, 0.2, 0.4, 0.6, 0.8, 1), digits=2)
-    return line_chart("Accuracy by position", lines, marks, x, y)
 
 
 def accuracy_table(result: Mapping[str, Any]) -> str:
@@ -105,7 +92,7 @@ def accuracy_table(result: Mapping[str, Any]) -> str:
             stderr = result["stderr"][name][position]
             kind = "high" if accuracy >= 0.8 else "low" if accuracy < chance + 3 * stderr + 0.02 else ""
             cells.append(f'<td class="{kind}">{accuracy:.2f} <small>± {stderr:.3f}</small></td>')
-        body.append(f"<tr><th>{escape(reading_label(name))}</th>{''.join(cells)}</tr>")
+        body.append(f"<tr><th>{escape(series_label(name))}</th>{''.join(cells)}</tr>")
     heads = "".join(f"<th>{position}</th>" for position in POSITIONS)
     return f"<thead><tr><th>accuracy at position</th>{heads}</tr></thead><tbody>{''.join(body)}</tbody>"
 
@@ -120,7 +107,7 @@ def compute_table(training: Mapping[str, Mapping[str, Any]]) -> str:
         ("parameters", "parameters", "{:,}"),
         ("seconds", "seconds", "{:.0f}"),
     ]
-    heads = "".join(f"<th>{escape(reading_label(name))}</th>" for name in training)
+    heads = "".join(f"<th>{escape(series_label(name))}</th>" for name in training)
     in_billions = [{**run, "executed_flops": run["executed_flops"] / 1e9} for run in training.values()]
     body = [f"<tr><th>{label}</th>{''.join(f'<td>{form.format(run[key])}</td>' for run in in_billions)}</tr>" for label, key, form in rows]
     return f"<thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(body)}</tbody>"

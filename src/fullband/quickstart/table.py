@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fullband.plots.style import reading_label
+from fullband.plots.style import series_label
 from fullband.quickstart.recipes import POSITIONS
 
 
@@ -34,7 +34,7 @@ def accuracy_table(result: dict[str, Any]) -> Table:
         table.add_column(str(position), justify="right")
     for name, accuracies in result["accuracy"].items():
         cells = [accuracy_cell(accuracies[key], result["stderr"][name][key], result["chance"]) for key in accuracies]
-        table.add_row(reading_label(name), *cells, end_section=name == "standard")
+        table.add_row(series_label(name), *cells, end_section=name == "standard")
     return table
 
 
@@ -52,7 +52,7 @@ def compute_table(result: dict[str, Any]) -> Table:
         table.add_column(heading, justify="right")
     for name, run in result["training"].items():
         counts = [compact(run[key]) for key in ("tokens", "token_equivalent", "executed_positions")]
-        table.add_row(reading_label(name), f"{run['steps']:,}", *counts, f"{run['executed_flops']:.2e}", f"{run['seconds']:.0f}")
+        table.add_row(series_label(name), f"{run['steps']:,}", *counts, f"{run['executed_flops']:.2e}", f"{run['seconds']:.0f}")
     return table
 
 
