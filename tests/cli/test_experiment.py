@@ -128,11 +128,11 @@ def test_processes_share_a_grid(tmp_path: Path) -> None:
 
 
 def test_measuring_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullband.cli import reading
+    from fullband.cli import progress
     from fullband.cli.experiment import run_jobs
     from fullband.experiments import jobs_of, load_experiment
 
-    monkeypatch.setattr(reading, "reading_progress", partial(reading.reading_progress, patience=0.0))
+    monkeypatch.setattr(progress, "forward_progress", partial(progress.forward_progress, patience=0.0))
     console = Console(file=io.StringIO(), force_terminal=True, force_interactive=True, color_system=None, width=160)
     loaded = load_experiment(write_grid(tmp_path, cells=CELLS[:1], comparisons=[]))
     run_jobs(console, loaded, jobs_of(loaded, [0], tmp_path / "runs"), "the command")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cli.commands import RECIPE
 from fullband import amounts
-from fullband.cli.reading import Pace, ProgressLines, reading_progress
+from fullband.cli.progress import Pace, ProgressLines, forward_progress
 from fullband.config import Recipe
 from fullband.feedback.by_passes import positions_to_run
 from fullband.training import train
@@ -95,7 +95,7 @@ def test_reading_shows_a_bar_only_if_it_takes_long(isometric_model, feedback_pas
     model, tokens = isometric_model(), torch.randint(23, (2, 20))
     for patience in (0.0, 60.0):
         console = terminal()
-        with reading_progress(console, model, 40 * 100, "reading", patience):
+        with forward_progress(console, model, 40 * 100, "reading", patience):
             read(model, tokens, feedback_passes)
         assert ("reading" in written(console)) == (patience == 0.0)
     assert not model.trunk._forward_hooks
@@ -104,7 +104,7 @@ def test_reading_shows_a_bar_only_if_it_takes_long(isometric_model, feedback_pas
 @pytest.mark.parametrize(("patience", "lines"), [(0.0, ["reading"]), (60.0, [])])
 def test_reading_says_that_it_takes_long_outside_of_a_terminal(isometric_model, patience: float, lines: list[str]) -> None:
     console, model = Console(file=io.StringIO()), isometric_model()
-    with reading_progress(console, model, 80, "reading", patience):
+    with forward_progress(console, model, 80, "reading", patience):
         read(model, torch.zeros(1, 20, dtype=torch.long), 3)
     assert written(console).splitlines() == lines
 
@@ -132,7 +132,7 @@ def test_amounts() -> None:
 def test_single_positions_have_a_pace_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,100 positions, 100 are run one by one, each as slow as 100 of the others."""
     clock = [0.0]
-    monkeypatch.setattr("fullband.cli.reading.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fullband.cli.progress.time.perf_counter", lambda: clock[0])
     pace = Pace(1100, single=100)
     clock[0] = 10.0
     pace.count(2, 500)
@@ -148,16 +148,16 @@ def test_single_positions_have_a_pace_of_their_own(monkeypatch: pytest.MonkeyPat
 
 
 def test_evaluating_exactly_says_what_it_will_take(isometric_model, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    from fullband.cli import reading
+    from fullband.cli import progress
     from fullband.cli.evaluate_loss import say_what_exact_takes
     from fullband.data.packing import as_document
 
-    monkeypatch.setattr(reading, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
     documents = [as_document(np.arange(length) % 23) for length in (30, 20, 12)]
     say_what_exact_takes(isometric_model(), documents, 60)
     assert re.fullmatch(
         r"exact evaluation: 42 steps, one position at a time, about \d+s; fewer with --documents\n", capsys.readouterr().err
     )
-    monkeypatch.setattr(reading, "PATIENCE", 1e9)
+    monkeypatch.setattr(progress, "PATIENCE", 1e9)
     say_what_exact_takes(isometric_model(), documents, 60)
     assert capsys.readouterr().err == ""

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from cli.commands import Done, Trained, fullband, refused
-from fullband.cli import batch
-from fullband.cli.batch import BatchProgress, Job
+from fullband.cli import progress as progress_module
+from fullband.cli.batch import Job
+from fullband.cli.progress import BatchProgress
 from fullband.cli.prompts import read_prompts
 from fullband.decode import NewText
 
@@ -158,7 +159,7 @@ def test_places_that_cannot_be_written(text_run: Trained, prompts: Path, tmp_pat
 
 
 def test_progress_in_a_terminal_and_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "LINES_EVERY", 0.0)
+    monkeypatch.setattr(progress_module, "LINES_EVERY", 0.0)
     steps = [NewText({}, {0: 1, 1: 2}, {}), NewText({}, {0: 1, 1: 2}, {0: "stop", 1: "length"})]
     for terminal in (True, False):
         console = Console(file=io.StringIO(), force_terminal=terminal, force_interactive=terminal, color_system=None, width=120)

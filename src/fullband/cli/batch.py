@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-from fullband.amounts import duration, short
 from fullband.cli.completions import Request, add_reports, converged_json
 from fullband.cli.console import json_text
+from fullband.cli.progress import BatchProgress
 from fullband.cli.prompts import Prompt
 from fullband.decode.speculate import SpeculationReport
-from fullband.decode.texts import NewText, TextStream
+from fullband.decode.texts import TextStream
 
 if TYPE_CHECKING:
     from fullband.data.tokenizer import Tokenizer
     from fullband.loading import LoadedModel
-
-LINES_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
 class Job:
@@ -115,58 +109,6 @@ class Job:
                 file.flush()
                 self.written += 1
             self.speculation = add_reports(self.speculation, stream.speculation)
-
-
-class BatchProgress(AbstractContextManager["BatchProgress"]):
-    """On stderr: a bar with tokens a second and the time left in a terminal, a line now and then elsewhere."""
-
-    def __init__(self, console: Console, total: int, limit: int, quiet: bool = False):
-        """`limit` is the most tokens a completion has; `quiet` where completions are printed on the same terminal."""
-        self._console, self._total, self._limit, self._quiet = console, total, limit, quiet
-        self._begun = self._last_line = time.perf_counter()
-        self._tokens, self._before = 0, 0.0
-        self._bar: Progress | None = None
-        if console.is_interactive and not quiet:
-            columns = [TextColumn("completions"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}")]
-            self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-            self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> BatchProgress:
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def of_batch(self, before: int, rows: int) -> Any:
-        """Watches the steps of a batch of `rows` completions, behind `before` others."""
-        if not self._before:
-            self._before = before  # of an earlier run: not counted into the rate
-        made, finished = 0, 0
-
-        def watch(new: NewText) -> None:
-            nonlocal made, finished
-            made, finished = made + 1, finished + len(new.finished)
-            self._tokens += len(new.tokens)
-            self._show(before + max(finished, rows * min(made, self._limit) / self._limit * (finished < rows)))
-
-        return watch
-
-    def _show(self, done: float) -> None:
-        now = time.perf_counter()
-        seconds = now - self._begun
-        if self._quiet or (not self._bar and now - self._last_line < LINES_EVERY):
-            return
-        here = done - self._before
-        left = duration(seconds * (self._total - done) / here) if here > 0 else "?"
-        state = f"{short(self._tokens / seconds)} tokens/s  {left} left"
-        if self._bar:
-            self._bar.update(self._task, completed=int(done), description=state)
-        else:
-            self._last_line = now
-            self._console.print(f"completions {int(done)}/{self._total}  {state}", soft_wrap=True)
 
 
 def check_output(path: Path, resume: bool) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from fullband.cli.tables import print_table, table
 from fullband.decode.compare import MODES, Comparison
-from fullband.decode.modes import ModeName
-from fullband.decode.texts import NewText, TextCompletion
+from fullband.decode.texts import TextCompletion
 
 if TYPE_CHECKING:
     from fullband.cli.completions import Request
@@ -176,19 +173,3 @@ def part(place: float | None) -> str:
 
 def seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.3g} ms"
-
-
-@contextmanager
-def progress(console: Console, prompts: int) -> Iterator[Callable[[ModeName, int, NewText], None]]:
-    """A bar over the answers of all modes, in a terminal."""
-    if not console.is_interactive:
-        yield lambda mode, start, new: None
-        return
-    columns = [TextColumn("answers"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}")]
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=prompts * len(MODES))
-
-        def on_step(mode: ModeName, start: int, new: NewText) -> None:
-            bar.update(task, advance=len(new.finished), description=mode)
-
-        yield on_step

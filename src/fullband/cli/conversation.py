@@ -92,7 +92,7 @@ class Conversation:
 
     def _answer(self, before: list[Turn], user: str, request: Request, on_text: Callable[[str], None]) -> Answer:
         from fullband.cli.console import messages
-        from fullband.cli.reading import reading_progress
+        from fullband.cli.progress import forward_progress
         from fullband.feedback.by_passes import positions_to_run
 
         begun = time.perf_counter()
@@ -102,7 +102,7 @@ class Conversation:
         text, made, reason = "", 0, "cancelled"
         try:
             positions = positions_to_run(len(tokens), [request.mode.feedback_passes])
-            with reading_progress(messages(), self.model, positions, "prefilling the conversation"):
+            with forward_progress(messages(), self.model, positions, "prefilling the conversation"):
                 stream = TextStream(self.model, self.tokenizer, [tokens], options)
             for new in stream:
                 made += len(new.tokens)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +68,7 @@ def diagnose(
     is one of: contracting, wavefront-limited, oscillating, diverging, not yet trained, not measurable at this length.
     """
     from fullband.cli.console import messages, output, print_json
+    from fullband.cli.progress import counted_progress
     from fullband.diagnose import Settings
     from fullband.diagnose import diagnose as measure
     from fullband.files import check_place
@@ -83,7 +82,7 @@ def diagnose(
     network, tokenizer, found = open_model(model, device, dtype)
     data, batch = rows_to_read(found, tokenizer, network.trunk.context, text, task, recipe, rows, passes, length, seed)
     settings = Settings(passes, tolerance, rollout, temperature, sigma, seed)
-    with progress(messages()) as watcher:
+    with counted_progress(messages()) as watcher:
         diagnosis = measure(network, batch, settings, watcher)
     described = {"model": str(model), "data": data} | diagnosis.to_json()
     if folder is not None:
@@ -151,40 +150,6 @@ def check_task(source: Any, tokenizer: Tokenizer) -> None:
     wanted = TaskTokenizer(task.name, task.names).name
     if tokenizer.name != wanted:
         raise ValueError(f"the model's tokenizer is {tokenizer.name}, the task needs {wanted}: this model was not trained on the task")
-
-
-@contextmanager
-def progress(console: Any) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for what is being measured, once it has taken two seconds; lines without a terminal."""
-    import time
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from fullband.cli.reading import PATIENCE, ProgressLines
-
-    if not console.is_interactive:
-        lines = ProgressLines(console)
-        yield lambda what, done, total: lines.say(what, f"{done:,} of {total:,}")
-        return
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    bar = Progress(*columns, console=console, transient=True)
-    shown = bar.add_task("reading", total=None)
-    begun, doing = time.perf_counter(), ""
-
-    def watch(what: str, done: int, total: int) -> None:
-        nonlocal doing
-        if what != doing:
-            doing = what
-            bar.reset(shown, total=total, description=what)
-        bar.update(shown, completed=done)
-        if not bar.live.is_started and time.perf_counter() - begun >= PATIENCE:
-            bar.start()
-
-    try:
-        yield watch
-    finally:
-        if bar.live.is_started:
-            bar.stop()
 
 
 def write_report(folder: Path, described: dict[str, Any]) -> None:

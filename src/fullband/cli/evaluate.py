@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +12,6 @@ from fullband.cli.models import AsJson, Device, Dtype
 from fullband.device import resolve_device, resolve_dtype
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fullband.evaluate.harness.text import HarnessText
     from fullband.evaluate.plan import Plan
     from fullband.evaluate.run import Watch
@@ -95,6 +91,7 @@ def evaluate(
     own. Writes results.json, report.md and report.html.
     """
     from fullband.cli.console import messages
+    from fullband.cli.progress import counted_progress
     from fullband.cli.quiet import quiet_transformers
     from fullband.evaluate.harness.model import small_files
     from fullband.evaluate.harness.tasks import offline
@@ -146,7 +143,7 @@ def evaluate(
         gather_baseline([folder], plan)  # refused too: one that this can't be laid beside
     if was_begun:
         messages().print(f"continuing {folder}", soft_wrap=True)
-    with evaluation_progress(messages()) as watch:
+    with counted_progress(messages()) as watch:
         material = load_material(plan, text, data_dir)
         run_part(subject, text, plan, material, folder, watch, batch_rows, workers, unsandboxed)
         if baseline is not None:
@@ -258,34 +255,6 @@ def print_prompts(plan: Plan, text: HarnessText, data_dir: Path | None, as_json:
         for continuation in one.get("continuations", []):
             if continuation is not None:
                 output().print(f"→ {continuation!r}", soft_wrap=True)
-
-
-@contextmanager
-def evaluation_progress(console: Console) -> Iterator[Watch]:
-    """A bar with rate and time left in a terminal; elsewhere a line whenever something new begins."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    begun: dict[str, float] = {}
-    bar = Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True, disable=not console.is_interactive
-    )
-    task = bar.add_task("", total=None, rate="")
-
-    def watch(what: str, done: int, total: int) -> None:
-        import time
-
-        now = time.perf_counter()
-        if what not in begun:
-            begun[what] = now
-            if not console.is_interactive:
-                console.print(what, soft_wrap=True)
-            bar.reset(task, description=what, total=total or None, completed=0, rate="")
-        elapsed = now - begun[what]
-        bar.update(task, description=what, total=total or None, completed=done, rate=f"{done / elapsed:.1f}/s" if elapsed > 1 else "")
-
-    with bar:
-        yield watch
 
 
 def check_modes(plan: Plan) -> None:

@@ -49,7 +49,7 @@ def evaluate_loss(
     Loss and perplexity with standard errors over documents; by default on what the run itself held out.
     """
     from fullband.cli.console import messages, output, print_json
-    from fullband.cli.reading import reading_progress
+    from fullband.cli.progress import forward_progress
     from fullband.evaluate import loss_by_passes
     from fullband.feedback.by_passes import positions_to_run
     from fullband.feedback_config import parse_feedback_passes
@@ -64,7 +64,7 @@ def evaluate_loss(
     exact = "exact" in passes
     if exact:
         say_what_exact_takes(network, chosen, batch_tokens)
-    with reading_progress(messages(), network, positions, f"evaluating {len(chosen)} documents", single=length * exact):
+    with forward_progress(messages(), network, positions, f"evaluating {len(chosen)} documents", single=length * exact):
         report = loss_by_passes(network, chosen, passes, batch_tokens)
     if as_json:
         print_json({"model": str(folder), "data": source} | report.to_json())
@@ -80,7 +80,7 @@ def say_what_exact_takes(network: Any, documents: list[Document], batch_tokens: 
 
     from fullband.amounts import duration
     from fullband.cli.console import messages
-    from fullband.cli.reading import PATIENCE
+    from fullband.cli.progress import PATIENCE
     from fullband.evaluate.loss import batch_shapes
     from fullband.feedback.by_passes import top_states
 

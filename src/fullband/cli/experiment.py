@@ -137,10 +137,10 @@ def run_jobs(console: Console, experiment: Experiment, jobs: list[Job], command:
 
 
 def _measuring(training: TrainingProgress, model: FullBandModel, positions: int) -> AbstractContextManager[None]:
-    from fullband.cli.reading import reading_progress
+    from fullband.cli.progress import forward_progress
 
     training.stop()
-    return reading_progress(training.console, model, positions, "measuring")
+    return forward_progress(training.console, model, positions, "measuring")
 
 
 def summary(experiment: Experiment) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fullband.data.tokenizer import Tokenizer
     from fullband.decode.options import Overflow
     from fullband.decode.speculate import Speculation
+    from fullband.decode.texts import NewText
     from fullband.loading import LoadedModel
 
 EXAMPLES = """Examples:
@@ -211,13 +213,13 @@ def continue_prompt(
     """One prompt to stdout: its continuation as it is made, its samples one after the other, or everything as one JSON object."""
     from fullband.cli.completions import converged_json, converged_line, speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
-    from fullband.cli.reading import reading_progress
+    from fullband.cli.progress import forward_progress
     from fullband.decode.texts import TextStream
     from fullband.feedback.by_passes import positions_to_run
 
     begun = time.perf_counter()
     streams = stream and not as_json and request.options.n == 1
-    with reading_progress(messages(), network, positions_to_run(len(tokens), [request.mode.feedback_passes]), "prefilling the prompt"):
+    with forward_progress(messages(), network, positions_to_run(len(tokens), [request.mode.feedback_passes]), "prefilling the prompt"):
         made = TextStream(network, tokenizer, [tokens], request.options)
     converged = None if made.converged is None else converged_json(made.converged, 0)
     completions = []
@@ -266,9 +268,10 @@ def continue_file(
     import sys
 
     from fullband.amounts import duration, short
-    from fullband.cli.batch import BatchProgress, Job, open_output
+    from fullband.cli.batch import Job, open_output
     from fullband.cli.completions import speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
+    from fullband.cli.progress import BatchProgress
 
     job = Job(network, tokenizer, prompts, tokens, request, batch_size, str(folder))
     if output is not None:
@@ -316,12 +319,19 @@ def run_comparison(
     from fullband.cli import comparison
     from fullband.cli.comparison_page import page
     from fullband.cli.console import messages, output, print_json
+    from fullband.cli.progress import counted_progress
     from fullband.decode.compare import compare_modes
     from fullband.files import write_bytes
 
     texts = [prompt.text for prompt in prompts]
-    with comparison.progress(messages(), len(prompts)) as watch:
-        found = compare_modes(network, tokenizer, texts, request.options, tokens, batch_size, watch)
+    finished: Counter[str] = Counter()
+    with counted_progress(messages(), announce=False) as watch:
+
+        def on_step(mode: str, start: int, new: NewText) -> None:
+            finished[mode] += len(new.finished)
+            watch(mode, finished[mode], len(prompts))
+
+        found = compare_modes(network, tokenizer, texts, request.options, tokens, batch_size, on_step)
     described = comparison.to_json(found, [prompt.id for prompt in prompts], str(folder), request)
     if html:
         write_bytes(html, page(found, described).encode())

@@ -53,7 +53,7 @@ def probe(
     """
     from fullband.cli.console import messages, print_json
     from fullband.cli.console import output as stdout
-    from fullband.cli.reading import reading_progress
+    from fullband.cli.progress import forward_progress
     from fullband.files import check_place
     from fullband.probe.run import plan_probe, run_probe
 
@@ -70,7 +70,7 @@ def probe(
         if output is not None:
             save(output, about | result.to_json())
 
-    with reading_progress(messages(), network, plan.positions, "computing states and probing"):
+    with forward_progress(messages(), network, plan.positions, "computing states and probing"):
         result = run_probe(network, plan, batch_tokens, keep)
     if output is not None:
         from fullband.plots.probe import plot_probe
