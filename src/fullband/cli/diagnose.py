@@ -106,8 +106,8 @@ def rows_to_read(
     seed: int,
 ) -> tuple[str, Batch]:
     """(what they are, the rows). Raises ValueError for data that is not the model's."""
-    from fullband.cli.evaluate_loss import recipe_documents, text_documents
     from fullband.config import TaskSource, load_recipe
+    from fullband.data.documents import recipe_documents, text_documents
     from fullband.diagnose import rows_of_documents, rows_of_task
 
     if text:
