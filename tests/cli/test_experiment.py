@@ -58,7 +58,7 @@ def test_the_report(grid: Path) -> None:
 def test_what_is_finished_is_not_run_again(grid: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (grid / "runs").rglob("*") if path.is_file()}
     done = fullband(*arguments(grid))
-    assert done.code == 0 and "training" not in done.err and "fed, exact minus plain, plain: 3: " in done.out
+    assert done.code == 0 and "training" not in done.err and "fed, exact minus plain, without feedback: 3: " in done.out
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
