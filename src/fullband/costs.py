@@ -122,7 +122,7 @@ def layer_kinds(trunk: TrunkConfig, first: int = 0) -> list[tuple[int | None, in
 class RunCost:
     """The compute of a run. `token_equivalent` is section 4's accounting, tokens x passes; the rest is what the code executes.
 
-    executed_positions   with prefix reuse, later passes compute only the positions behind their prefix
+    executed_positions   with prefix reuse, later passes compute only the positions after their prefix
     naive_flops          the same run with K full passes a batch
     """
 
@@ -159,9 +159,9 @@ def run_cost(
 def run_flops(
     trunk: TrunkConfig, connection: ConnectionConfig, tokens: float, executed: float, length: int, feedback: FeedbackConfig, rows: int = 1
 ) -> float:
-    """FLOPs of training on `tokens` with `executed` positions in all passes together; those beyond the first are behind their prefixes."""
-    behind_prefix = _flops(trunk, connection, executed_positions(length, feedback, rows), below=False).training
-    return tokens * pass_flops(trunk, connection, length).training + (executed - tokens) * behind_prefix
+    """FLOPs of training on `tokens` with `executed` positions in all passes together; those beyond the first come after their prefixes."""
+    after_prefix = _flops(trunk, connection, executed_positions(length, feedback, rows), below=False).training
+    return tokens * pass_flops(trunk, connection, length).training + (executed - tokens) * after_prefix
 
 
 def mean_passes(mixture: dict[int, float]) -> float:

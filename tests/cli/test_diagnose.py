@@ -26,7 +26,7 @@ def test_as_json(task_run: Trained) -> None:
     assert all(rollout["restarts"] for rollout in found["rollouts"]), "the context of 48 is shorter than 32 + 60"
     assert sum(reach["unexpected"] for reach in found["reach"]) == 0
     assert set(found["trace"]["passes_needed"]) == {"0.1", "0.01", "0.001"}
-    begun = ["reading in passes", "generating, greedy", "generating, sampled", "following a nudge", "asking what states can read"]
+    begun = ["evaluating in passes", "generating, greedy", "generating, sampled", "following a nudge", "asking what states can reach"]
     assert done.err.splitlines() == begun, "without a terminal, a line when something begins"
 
 
@@ -115,7 +115,7 @@ def test_task_by_name(task_run: Trained) -> None:
         (("--output", f"{__file__}/report"), "can't be written"),
         (("--text", "nowhere.txt"), "nowhere.txt"),
         (("--text", ""), "--text: the name of a file must not be empty"),
-        (("--rollout", "1"), "a rollout is of at least 2 tokens, not 1"),
+        (("--rollout", "1"), "a rollout must have at least 2 tokens (the last one is not run), got 1"),
     ],
 )
 def test_bad_input(task_run: Trained, options: tuple[str, ...], words: str) -> None:

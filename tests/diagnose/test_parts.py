@@ -12,7 +12,7 @@ from diagnose.toys import HalfToy, Toy, rows
 from fullband.config import TaskSource
 from fullband.data.batch import Document
 from fullband.diagnose import diagnose, measure_reach, perturb, roll_out, rows_of_documents, rows_of_task
-from fullband.diagnose.diagnosis import Settings
+from fullband.diagnose.diagnosis import DiagnosisSettings
 from fullband.diagnose.rollout import distinct_ngrams, ending_loop
 from fullband.diagnose.trace import trace_passes
 
@@ -78,8 +78,11 @@ def test_a_rollout_of_a_growing_map_drifts() -> None:
 def test_a_rollout_of_one_token_reads_none(isometric_model) -> None:  # type: ignore[no-untyped-def]
     """The last new token is not read, so there is no scale to note; two are the fewest."""
     assert roll_out(Toy(0.5), rows(4).tokens.tolist(), 2).places == [1]
-    for measure in (lambda: roll_out(Toy(0.5), rows(4).tokens.tolist(), 1), lambda: diagnose(Toy(0.5), rows(64), Settings(rollout=1))):
-        with pytest.raises(ValueError, match="a rollout is of at least 2 tokens, not 1"):
+    for measure in (
+        lambda: roll_out(Toy(0.5), rows(4).tokens.tolist(), 1),
+        lambda: diagnose(Toy(0.5), rows(64), DiagnosisSettings(rollout=1)),
+    ):
+        with pytest.raises(ValueError, match="a rollout must have at least 2 tokens \\(the last one is not run\\), got 1"):
             measure()
 
 
@@ -133,7 +136,7 @@ def test_deep_stacks_are_looked_at_in_a_few_layers(isometric_model) -> None:  # 
 
 
 def test_a_trunk_without_blocks_says_so() -> None:
-    found = diagnose(Toy(0.5), rows(64), Settings(rollout=0))
+    found = diagnose(Toy(0.5), rows(64), DiagnosisSettings(rollout=0))
     assert found.reach == [] and "no list of blocks" in str(found.reach_missing)
     assert found.verdict.word == "contracting"
 
@@ -157,7 +160,7 @@ def test_rows_that_do_not_exist_are_refused() -> None:
         rows_of_documents(documents(300), 4, 8, 1000, length=400)
     with pytest.raises(ValueError, match="context of 100"):
         rows_of_documents(documents(300), 4, 8, 100, length=200)
-    with pytest.raises(ValueError, match="nothing to read"):
+    with pytest.raises(ValueError, match="nothing to evaluate"):
         rows_of_documents(documents(1), 4, 8, 100)
     with pytest.raises(ValueError, match="context of 100"):
         rows_of_task(TaskSource(), 0, 4, 8, 100, length=200)

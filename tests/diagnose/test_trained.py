@@ -16,7 +16,7 @@ from fullband.config import Recipe, load_recipe, parse
 from fullband.data.batch import Document
 from fullband.data.build import build_loader
 from fullband.diagnose import diagnose, judge, rows_of_documents, rows_of_task, trace_passes
-from fullband.diagnose.diagnosis import Settings
+from fullband.diagnose.diagnosis import DiagnosisSettings
 from fullband.model import FullBandModel
 from fullband.quickstart.recipes import fullband_recipe
 from fullband.run_folder import newest_checkpoint
@@ -50,7 +50,7 @@ def one_thread() -> None:
 def test_the_word_problem_is_wavefront_limited(tmp_path: Path) -> None:
     recipe = fullband_recipe(0, tmp_path)
     model = of_the_quickstart(recipe, tmp_path / "s3")
-    found = diagnose(model, rows_of_task(recipe.data.source, 0, 8, 32, model.trunk.context, trained=16), Settings(rollout=200))  # type: ignore[arg-type]
+    found = diagnose(model, rows_of_task(recipe.data.source, 0, 8, 32, model.trunk.context, trained=16), DiagnosisSettings(rollout=200))  # type: ignore[arg-type]
     assert found.verdict.word == "wavefront-limited", found.verdict
     assert 0.05 < found.trace.arrival.passes_per_position < 0.9
     begun = time.process_time()

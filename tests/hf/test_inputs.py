@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullband.hf import FeedbackCache, FullBandForCausalLM
-from fullband.hf.rows import describe_rows
+from fullband.hf.packing import describe_rows
 from hf.models import PADDED, assert_near, make, shared
 from reference.seam import read
 from trunk.huggingface.families import random_tokens

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fullband.decode import generate
 from fullband.decode.ahead import score
 from fullband.hf import FullBandForCausalLM, attach
-from fullband.hf.rows import describe_rows, shifted_targets
+from fullband.hf.packing import describe_rows, shifted_targets
 from fullband.hf.training import pass_schedule, token_objective
 from reference.seam import embed, fused_pass, run_trunk
 

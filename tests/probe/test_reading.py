@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fullband.model import FullBandModel
-from fullband.probe.reading import Answers, before_colon, colon_residuals, embedding_only, margins, patched_margins
-from fullband.probe.run import moved_answers
+from fullband.probe.prefills import Answers, before_colon, colon_residuals, embedding_only, margins, patched_margins
+from fullband.probe.probing import moved_answers
 from reference.seam import embed, fused_pass, read
 
 STEPS = {1: 1, 2: 2, 4: 5}  # 4 covers more tokens in some tokenizers

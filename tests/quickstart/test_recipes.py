@@ -45,7 +45,7 @@ def test_the_standard_model_differs_in_feedback_and_steps_alone() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.trunk.context=32", "reads 64 positions, this model only 32"),
+        ("model.trunk.context=32", "evaluates 64 positions, this model has only 32"),
         ("data.source={kind: python-stdlib}", "built-in task"),
         ("seed=4", "sets its seed itself"),
         ("output=elsewhere", "sets its output folder itself"),

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from fullband.model import FullBandModel
+from fullband.quickstart.demonstration import clear
 from fullband.quickstart.recipes import fullband_recipe
-from fullband.quickstart.run import clear
 from fullband.quickstart.training import train_all
 
 READINGS = ["standard", "fused-0", "fused-1", "fused-2", "fused-4", "fused-8", "fused-16", "exact"]

@@ -77,7 +77,7 @@ def print_answers(console: Console, found: Comparison) -> None:
 
 
 def split_at(answer: TextCompletion, place: int | None) -> tuple[str, str | None, str]:
-    """(text before token `place`, its own characters, text behind). None, "" = all equal; "" is also an answer that has ended there.
+    """(text before token `place`, its own characters, text after). None, "" = all equal; "" is also an answer that has ended there.
 
     A token without a whole character of its own stands for the one it begins.
     """
@@ -91,12 +91,12 @@ def split_at(answer: TextCompletion, place: int | None) -> tuple[str, str | None
 
 def marked(answer: TextCompletion, place: int | None) -> Text:
     """The answer with token `place` between » and «: the mark survives where there are no colours."""
-    before, token, behind = (part if part is None else part.translate(UNSEEN) for part in split_at(answer, place))
+    before, token, after = (part if part is None else part.translate(UNSEEN) for part in split_at(answer, place))
     text = Text(before or "")
     if token is not None:
         shown = token.replace("\n", "\\n").replace("\t", "\\t") or "end of text"
         text.append(f"»{shown}«", style=MARK)
-        text.append(("\n" if token.endswith("\n") else "") + (behind or ""))
+        text.append(("\n" if token.endswith("\n") else "") + (after or ""))
     return text
 
 

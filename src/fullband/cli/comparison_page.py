@@ -37,7 +37,7 @@ def page(found: Comparison, described: dict[str, Any]) -> str:
 
 
 def colour(mode: ModeName, modes: dict[str, Any]) -> str:
-    """The class of the colour in which all pictures show this way of reading."""
+    """The class of the colour in which all pictures show this mode."""
     if mode == "fused":
         return "exact" if isinstance(modes[mode]["feedback_passes"], str) else "fused-8"
     return "standard" if mode == "standard" else "fused-1"
@@ -124,12 +124,12 @@ def heading(identity: int | str) -> str:
     return f"Prompt {identity}" if isinstance(identity, int) else visible(identity)
 
 
-def text(before: str, token: str | None, behind: str) -> str:
+def text(before: str, token: str | None, after: str) -> str:
     """What the answers share in a soft tone, then the token at which they part, then the rest."""
     if token is None:
         return visible(before)
     shown = visible(token.replace("\n", "↵").replace("\t", "⇥")) or "<small>end of text</small>"
-    rest = ("\n" if token.endswith("\n") else "") + behind
+    rest = ("\n" if token.endswith("\n") else "") + after
     return f'<span class="same">{visible(before)}</span><mark>{shown}</mark>{visible(rest)}'
 
 

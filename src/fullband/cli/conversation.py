@@ -43,8 +43,8 @@ class Turn:
 class Conversation:
     """Turns so far, and the settings of the next one: `request` (its mode among them) and `system`. Both may be changed at any time.
 
-    A turn is a new prompt (law 6): the whole conversation, answers included, is read again by the rule of the mode. The draws of a turn
-    depend on the seed and its number, so answering it again in another mode uses the same ones.
+    A turn is a new prompt (law 6): the whole conversation, answers included, is prefilled again by the rule of the mode. The draws of a
+    turn depend on the seed and its number, so answering it again in another mode uses the same ones.
     """
 
     def __init__(self, model: LoadedModel, tokenizer: Tokenizer, template: ChatTemplate, request: Request, system: str | None = None):

@@ -74,7 +74,7 @@ def convert(
 
 
 def check_fusion(name: str | None) -> None:
-    """Raises ValueError before a big model is read for nothing."""
+    """Raises ValueError before a big model is loaded for nothing."""
     from fullband.feedback.mergers import MERGERS
 
     if name is not None and name not in MERGERS:

@@ -69,7 +69,7 @@ def diagnose(
     """
     from fullband.cli.console import messages, output, print_json
     from fullband.cli.progress import counted_progress
-    from fullband.diagnose import Settings
+    from fullband.diagnose import DiagnosisSettings
     from fullband.diagnose import diagnose as measure
     from fullband.files import check_place
 
@@ -81,7 +81,7 @@ def diagnose(
         check_place(folder)
     network, tokenizer, found = open_model(model, device, dtype)
     data, batch = rows_to_read(found, tokenizer, network.trunk.context, text, task, recipe, rows, passes, length, seed)
-    settings = Settings(passes, tolerance, rollout, temperature, sigma, seed)
+    settings = DiagnosisSettings(passes, tolerance, rollout, temperature, sigma, seed)
     with counted_progress(messages()) as watcher:
         diagnosis = measure(network, batch, settings, watcher)
     described = {"model": str(model), "data": data} | diagnosis.to_json()

@@ -110,7 +110,7 @@ def words(text: str | None) -> list[str]:
 def run_jobs(console: Console, experiment: Experiment, jobs: list[Job], command: str) -> None:
     """Run what is not finished. A signal ends it with the signal's exit code; the run in hand has been saved.
 
-    A job that another process has in hand is passed over, and asked for again behind the others, in case that process was stopped.
+    A job that another process has in hand is passed over, and asked for again after the others, in case that process was stopped.
     """
     from fullband.experiments.run import StoppedError, run_job, state_of
     from fullband.files import InUseError

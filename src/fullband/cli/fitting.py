@@ -107,11 +107,11 @@ def fitted(made: Table, width: int) -> list[Table]:
     return [sheet.shown([*names, *part], width) for part in parts]
 
 
-def folded(text: str, width: int, behind: str = "") -> str:
-    """Text in lines of at most `width` where it can be broken: at spaces, except after a colon ("exact: 1.64"), and behind the
-    characters `behind`. What cannot stays longer."""
+def folded(text: str, width: int, after: str = "") -> str:
+    """Text in lines of at most `width` where it can be broken: at spaces, except after a colon ("exact: 1.64"), and after the
+    characters `after`. What cannot stays longer."""
     lines = [""]
-    for word in re.split(rf"(?<=[^:] )|(?<=[{re.escape(behind)}])" if behind else r"(?<=[^:] )", text):
+    for word in re.split(rf"(?<=[^:] )|(?<=[{re.escape(after)}])" if after else r"(?<=[^:] )", text):
         if lines[-1] and cell_len((lines[-1] + word).rstrip()) > width:
             lines.append("")
         lines[-1] += word

@@ -1,4 +1,4 @@
-"""`fullband probe`: what a linear classifier reads off the residual stream at every depth (Fig. 7, App. F)."""
+"""`fullband probe`: what a linear classifier finds in the residual stream at every depth (Fig. 7, App. F)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def probe(
     from fullband.cli.console import output as stdout
     from fullband.cli.progress import forward_progress
     from fullband.files import check_place
-    from fullband.probe.run import plan_probe, run_probe
+    from fullband.probe.probing import plan_probe, run_probe
 
     if output is not None:
         check_place(output)

@@ -159,7 +159,7 @@ class BatchProgress(AbstractContextManager["BatchProgress"]):
             self._bar.stop()
 
     def of_batch(self, before: int, rows: int) -> Any:
-        """Watches the steps of a batch of `rows` completions, behind `before` others."""
+        """Watches the steps of a batch of `rows` completions, after `before` others."""
         if not self._before:
             self._before = before  # of an earlier run: not counted into the rate
         made, finished = 0, 0

@@ -22,7 +22,7 @@ class Batch:
     targets    the id wanted at each position, IGNORE (-100) where nothing is
     positions  0, 1, 2, ... restarting at every document start
     documents  ids >= 0 that increase along a row, and -1 on padding; nothing may cross from one id to another (law 5)
-    plain      bool [B, T], False on the answers' tokens, which later passes read fused, True on prompts and padding; None where the data
+    plain      bool [B, T], False on the answers' tokens, which later passes fuse, True on prompts and padding; None where the data
                have no answers
     """
 

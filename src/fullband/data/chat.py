@@ -1,12 +1,12 @@
 """Conversations as training documents: one for each answer, the conversation up to it, with the loss on that answer alone.
 
-An answer that is decoded in Soft follows a prompt that was read plainly, and a later turn is a new prompt, earlier answers included. So
-the conversation user-1, answer-1, user-2, answer-2 makes two documents:
+An answer that is decoded in Soft follows a prompt that was run without feedback, and a later turn is a new prompt, earlier answers
+included. So the conversation user-1, answer-1, user-2, answer-2 makes two documents:
 
     user-1 | answer-1                        plain | fused, scored
     user-1, answer-1, user-2 | answer-2      plain | fused, scored
 
-A prompt is what the chat template gives with its generation prompt, tokenised as at decoding; the answer is what the template puts behind
+A prompt is what the chat template gives with its generation prompt, tokenised as at decoding; the answer is what the template puts after
 it, tokenised as it stands there, up to the id that ends a turn.
 """
 
@@ -105,7 +105,7 @@ def chat_template(config: ChatSource, tokenizer_folder: Path | None) -> ChatTemp
 
 @dataclass(frozen=True)
 class Answer:
-    """A conversation up to one of its answers, which begins behind the first `prompt` of its `tokens` [N]."""
+    """A conversation up to one of its answers, which begins after the first `prompt` of its `tokens` [N]."""
 
     tokens: np.ndarray
     prompt: int
@@ -167,7 +167,7 @@ class ChatEncoder:
         return found
 
     def _ended(self, ids: list[int]) -> list[int]:
-        """Up to the first id, or spelled-out word, that ends the turn; with the end of document behind it where nothing does."""
+        """Up to the first id, or spelled-out word, that ends the turn; with the end of document after it where nothing does."""
         for place, token in enumerate(ids):
             if token in self._stops:
                 return ids[: place + 1]

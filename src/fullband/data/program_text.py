@@ -1,6 +1,6 @@
 """Program-like text that contains the constructions of App. F: assignments and updates, and questions about the state they leave.
 
-`completion`, `memory` and `registers` write App. F's inputs, up to the colon behind which the answer stands. `ProgramText` is a source of
+`completion`, `memory` and `registers` write App. F's inputs, up to the colon after which the answer stands. `ProgramText` is a source of
 short programs in the same words, in which questions are asked and answered along the way, so that a small model can learn to answer them.
 Document i is a pure function of (seed, i).
 """
@@ -108,7 +108,7 @@ def _status(required: int, completed: int) -> str:
 
 
 def _remark(random: np.random.Generator, required: int, completed: int) -> str:
-    """A third of the assignments says at once what it leaves, or a small model is slow to compare where it reads a count."""
+    """A third of the assignments says at once what it leaves, or a small model is slow to compare where it sees a count."""
     return f" {_status(required, completed)}" if random.random() < 0.35 else ""
 
 

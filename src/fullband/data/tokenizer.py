@@ -58,7 +58,7 @@ class Tokenizer(ABC):
         return self._begun(self.encode(text))
 
     def follow(self, before: str, text: str) -> list[int]:
-        """Ids of `text` behind `before`. Some tokenizers put a space before the first word that they encode: not before this one."""
+        """Ids of `text` after `before`. Some tokenizers put a space before the first word that they encode: not before this one."""
         for context in (before, "\n"):  # the line break: for a token that would span the border, which is a border for the model too
             head, whole = self.encode(context), self.encode(context + text)
             if whole[: len(head)] == head:
@@ -99,16 +99,16 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         lead = len(tokenizer.lead)
-        text = list(before)[lead if tuple(before[:lead]) == tokenizer.lead else 0 :]  # a beginning of sequence is no text to stand behind
+        text = list(before)[lead if tuple(before[:lead]) == tokenizer.lead else 0 :]  # a beginning of sequence is no text to come after
         self._window, self._context, self._given = self._behind(text[-BEFORE - LONGEST_CHARACTER :])
 
     def _behind(self, ids: list[int]) -> tuple[list[int], int, str]:
         """(the ids to decode new ones with, how many of them are whole characters, the text of those, which is out already).
 
         Both ends matter: a byte fallback makes nothing but U+FFFD of bytes in a row that begin or end inside a character."""
-        for behind in range(min(LONGEST_CHARACTER, len(ids) + 1)):  # bytes of a character that the ids leave unfinished
+        for unfinished in range(min(LONGEST_CHARACTER, len(ids) + 1)):  # bytes of a character that the ids leave unfinished
             for first in range(max(0, len(ids) - BEFORE - LONGEST_CHARACTER), max(1, len(ids) - BEFORE + 1)):
-                whole = ids[first : len(ids) - behind]
+                whole = ids[first : len(ids) - unfinished]
                 text = self._tokenizer.decode(whole)
                 if not whole or (text.strip("\ufffd") == text):
                     return ids[first:], len(whole), text if whole else ""

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fullband.data.batch import Batch
+from fullband.diagnose.numbers import Trace
 from fullband.diagnose.perturb import Perturbation, perturb
 from fullband.diagnose.reach import POSITIONS, Reach, measure_reach
-from fullband.diagnose.records import Trace
 from fullband.diagnose.rollout import Rollout, check_rollout, roll_out
-from fullband.diagnose.rows import prompts_of
+from fullband.diagnose.sequences import prompts_of
 from fullband.diagnose.trace import trace_passes
 from fullband.diagnose.verdict import Verdict, judge, reference_loss
 from fullband.feedback.passes import FeedbackModel
@@ -23,11 +23,11 @@ Watcher = Callable[[str, int, int], None]  # (what is being done, done, of how m
 
 
 @dataclass(frozen=True)
-class Settings:
+class DiagnosisSettings:
     """What to measure.
 
     passes       most passes over the rows
-    tolerance    relative change, and distance to exact reading, that count as settled
+    tolerance    relative change, and distance to exact evaluation, that count as settled
     rollout      new tokens of a rollout, at least 2; 0 = none
     temperature  of the sampled rollout, beside the greedy one
     sigma        size of the perturbation, relative to the state's norm
@@ -48,7 +48,7 @@ class Diagnosis:
     `perturbation` is None for rows too short to follow one."""
 
     verdict: Verdict
-    settings: Settings
+    settings: DiagnosisSettings
     trace: Trace
     rollouts: list[Rollout]
     perturbation: Perturbation | None
@@ -63,12 +63,12 @@ class Diagnosis:
         return found
 
 
-def diagnose(model: FeedbackModel, batch: Batch, settings: Settings | None = None, watcher: Watcher | None = None) -> Diagnosis:
+def diagnose(model: FeedbackModel, batch: Batch, settings: DiagnosisSettings | None = None, watcher: Watcher | None = None) -> Diagnosis:
     """Diagnose a model on rows of one document each (`rows_of_documents`, `rows_of_task`).
 
     Raises ValueError for settings and rows that cannot be measured, before anything that takes long.
     """
-    settings = settings or Settings()
+    settings = settings or DiagnosisSettings()
     if settings.rollout:
         check_rollout(settings.rollout)
     batch.validate(model.trunk.vocab_size)
@@ -77,7 +77,7 @@ def diagnose(model: FeedbackModel, batch: Batch, settings: Settings | None = Non
     def part(what: str) -> Callable[[int, int], None]:
         return lambda done, total: report(what, done, total)
 
-    trace = trace_passes(model, batch, settings.passes, settings.tolerance, part("reading in passes"))
+    trace = trace_passes(model, batch, settings.passes, settings.tolerance, part("evaluating in passes"))
     prompts = prompts_of(batch, min(ROLLOUT_PROMPT, max(2, batch.shape[1] // 2)), ROLLOUT_ROWS)
     rollouts = [
         roll_out(model, prompts, settings.rollout, temperature, settings.seed, progress=part(name))
@@ -86,7 +86,7 @@ def diagnose(model: FeedbackModel, batch: Batch, settings: Settings | None = Non
     ]
     report("following a nudge", 0, 1)
     perturbation = perturb(model, batch, settings.sigma, seed=settings.seed) if batch.shape[1] >= 4 else None
-    report("asking what states can read", 0, 1)
+    report("asking what states can reach", 0, 1)
     reach, missing = _reach(model, batch, settings.seed)
     return Diagnosis(judge(trace), settings, trace, rollouts, perturbation, reach, missing)
 

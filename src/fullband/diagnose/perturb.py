@@ -1,6 +1,6 @@
 """Response to a perturbation of size σ: does a nudge die out, along the row and from pass to pass?
 
-Two questions with two answers. Along positions the text is read exactly, once as it is and once with noise on one carried state: the
+Two questions with two answers. Along positions the text is evaluated exactly, once as it is and once with noise on one carried state: the
 distance afterwards is how long a decoder remembers an error. Over passes all states of the plain pass are nudged: the distance past the
 wavefront is what further passes make of it. σ is relative: the noise has σ times the norm of the state it is added to.
 """
@@ -64,7 +64,7 @@ def perturb(model: FeedbackModel, batch: Batch, sigma: float, passes: int = 16, 
 
 
 def _along_positions(model: FeedbackModel, tokens_BT: Tensor, at: int, sigma: float, generator: torch.Generator) -> list[float]:
-    """The state of position `at` is nudged, after exact reading up to it; the text goes on as it is."""
+    """The state of position `at` is nudged, after exact evaluation up to it; the text goes on as it is."""
     clean = prefill(model, tokens_BT[:, : at + 1], "exact")
     assert clean.fed.before_BWD is not None
     nudged = replace(clean, top_BD=_nudge(clean.top_BD, sigma, generator))

@@ -27,7 +27,7 @@ LAYERS = 8  # of the stack that are looked at, at most
 class Reach:
     """One mode's grid for the states of the last position.
 
-    mode        standard, or soft behind a plain prompt of `prompt` positions
+    mode        standard, or soft after a prompt without feedback of `prompt` positions
     carried     the layer c whose state is fed back: L, unless the trunk hands on that of a lower one
     layers      the layers looked at, counted from 0 (the stack's input) to L
     influence   [target layer][source position][source layer]: ‖∂(w·h_t^l)/∂h_{t'}^{l'}‖·‖h_{t'}^{l'}‖ / ‖h_t^l‖, w of unit norm, mean over
@@ -53,12 +53,12 @@ def measure_reach(model: FeedbackModel, tokens: Tensor, prompt: int = 3, seed: i
         raise ValueError(f"reachability takes one row longer than its prompt of {prompt}, not {list(tokens.shape)}")
     blocks = stack_blocks(model.trunk)
     tokens_1T = tokens[None].to(model.trunk.device)
-    readings: dict[str, Callable[[], None]] = {
-        "standard": lambda: _read_plain(model, tokens_1T),
-        "soft": lambda: _read_soft(model, tokens_1T, prompt),
+    runs: dict[str, Callable[[], None]] = {
+        "standard": lambda: _run_plain(model, tokens_1T),
+        "soft": lambda: _run_soft(model, tokens_1T, prompt),
     }
     carried = max(model.connection.sources, default=len(blocks))
-    return [_measure(mode, reading, blocks, tokens_1T.shape[1], prompt, carried, seed) for mode, reading in readings.items()]
+    return [_measure(mode, run, blocks, tokens_1T.shape[1], prompt, carried, seed) for mode, run in runs.items()]
 
 
 def stack_blocks(trunk: Any) -> nn.ModuleList:
@@ -70,22 +70,22 @@ def stack_blocks(trunk: Any) -> nn.ModuleList:
     return min(lists, key=lambda found: found[:2])[2]
 
 
-def _read_plain(model: FeedbackModel, tokens_1T: Tensor) -> None:
+def _run_plain(model: FeedbackModel, tokens_1T: Tensor) -> None:
     plain_pass(model, below(model, tokens_1T)[0])
 
 
-def _read_soft(model: FeedbackModel, tokens_1T: Tensor, prompt: int) -> None:
+def _run_soft(model: FeedbackModel, tokens_1T: Tensor, prompt: int) -> None:
     """A plain prompt, then position by position with feedback (Listing 2), its graph kept."""
     inputs, _ = below(model, tokens_1T)
     state, _ = sequential(model, inputs[:prompt], keep="all", feeds_back=False)
     sequential(model, inputs[prompt:], state, "all")
 
 
-def _measure(mode: str, reading: Callable[[], None], blocks: nn.ModuleList, length: int, prompt: int, carried: int, seed: int) -> Reach:
+def _measure(mode: str, run: Callable[[], None], blocks: nn.ModuleList, length: int, prompt: int, carried: int, seed: int) -> Reach:
     depth = len(blocks)
     layers = sorted({round(i * depth / min(LAYERS, depth)) for i in range(min(LAYERS, depth) + 1)})
     with torch.enable_grad(), _recorded(blocks, length) as record:
-        reading()
+        run()
     generator = torch.Generator().manual_seed(seed)
     influence = [_influence(record, layer, layers, length, generator) for layer in layers]
     return Reach(mode, prompt, carried, layers, influence, _unexpected(mode, prompt, carried, layers, influence))

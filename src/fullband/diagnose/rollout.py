@@ -1,7 +1,7 @@
 """Long rollouts: do the scale of states and inputs hold over thousands of generated tokens, and does the text fall into a loop?
 
 Where the context is shorter than the rollout, generation slides as `generate(overflow="slide")` does: when a row has filled the context,
-the last half of it is read as a new prompt. That is a restart of the carried state, so it is counted and reported.
+the last half of it is prefilled as a new prompt. That is a restart of the carried state, so it is counted and reported.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Loop:
 class Rollout:
     """`tokens` new tokens of `rows` rows, from prompts of `prompt` tokens.
 
-    temperature    0 = the likeliest token
-    restarts       times that a row's last half context was read anew; 0 = the context held the whole rollout
+    temperature    0 = the most likely token
+    restarts       times that a row's last half context was prefilled anew; 0 = the context held the whole rollout
     places         numbers of the new tokens that the curves are for; each point is a mean since the one before
     state_rms      root mean square of the elements of top states;  input_rms  of what the stack is fed
     drift_state/_input  the last tenth over the first tenth
@@ -62,7 +62,7 @@ class Rollout:
 
 
 class _Watched:
-    """A trunk that notes the scale of its inputs and top states where it reads one token a row, and counts the prompts it reads."""
+    """A trunk that notes the scale of its inputs and top states where it runs one token a row, and counts the prompts it runs."""
 
     def __init__(self, trunk: Trunk):
         self._trunk = trunk
@@ -98,7 +98,7 @@ def roll_out(
     mode: str = "soft",
     progress: Progress | None = None,
 ) -> Rollout:
-    """Generate `tokens` tokens (at least 2: the last one is not read) behind prompts of one length (at least 2), whatever stop ids there
+    """Generate `tokens` tokens (at least 2: the last one is not run) after prompts of one length (at least 2), whatever stop ids there
     are.
 
     Raises ValueError as `stream`, for fewer tokens, and for prompts of different lengths or of a single token.
@@ -144,9 +144,9 @@ def roll_out(
 
 
 def check_rollout(tokens: int) -> None:
-    """Raises ValueError for a rollout that would read none of its tokens."""
+    """Raises ValueError for a rollout that would run none of its tokens."""
     if tokens < 2:
-        raise ValueError(f"a rollout is of at least 2 tokens, not {tokens}; the last one is not read")
+        raise ValueError(f"a rollout must have at least 2 tokens (the last one is not run), got {tokens}")
 
 
 def distinct_ngrams(tokens: Sequence[int]) -> float:

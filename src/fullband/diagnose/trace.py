@@ -1,9 +1,9 @@
-"""What repeated passes do to rows of text: loss and state change by pass (Figs. 3 and 10), and the gap to exact reading.
+"""What repeated passes do to rows of text: loss and state change by pass (Figs. 3 and 10), and the gap to exact evaluation.
 
-Position t (counted from 0) is final after t + 1 passes, whatever the model: behind the wavefront nothing can move, so an average over
+Position t (counted from 0) is final after t + 1 passes, whatever the model: within the wavefront nothing can move, so an average over
 a whole row partly measures its length. Positions are therefore kept apart:
 
-    behind   t < k: pass k and exact reading agree there
+    final    t < k: pass k and exact evaluation agree there
     early    t < T / 4
     past     t >= horizon = min(passes, T // 2): the wavefront reaches none of them within the first `horizon` passes, so over these
              passes one and the same set of positions shows what the map does by itself
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullband.data.batch import IGNORE, Batch
-from fullband.diagnose.records import Arrival, PassChange, PassRecord, Return, Trace
+from fullband.diagnose.numbers import Arrival, PassChange, PassRecord, Return, Trace
 from fullband.feedback.by_passes import iterate_passes
 from fullband.feedback.loss import token_losses
 from fullband.feedback.passes import FeedbackModel, below, check_length, sequential
@@ -35,7 +35,7 @@ from fullband.trunk.pointwise import lengths
 
 LAGS = 8  # longest period that is looked for, in passes
 SAMPLE = 512  # positions past the wavefront whose last states are kept for it
-KL_POSITIONS = 64  # positions whose distributions are compared with those of exact reading
+KL_POSITIONS = 64  # positions whose distributions are compared with those of exact evaluation
 TOLERANCES = (1e-1, 1e-2, 1e-3)
 SHRINKS = 0.99  # late change ratio a pass from which on a change no longer counts as shrinking: it would take 70 passes to halve
 
@@ -69,7 +69,7 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
     """Read `batch` again and again, up to `passes` (>= 3) times, and position by position to compare with.
 
     tolerance  relative change of a state below which it counts as settled
-    progress   called with (passes done, of how many), first before rows are read exactly
+    progress   called with (passes done, of how many), first before the exact evaluation
     Raises ValueError for fewer passes, and for rows that do not fit the context.
     """
     if passes < 3:
@@ -87,7 +87,7 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
     returns = _Returns(positions.past_BT)
     previous_BTD: Tensor | None = None
     fixed_at = None
-    arrived_BT = torch.ones_like(batch.tokens)  # the pass after the last one that was too far from exact reading
+    arrived_BT = torch.ones_like(batch.tokens)  # the pass after the last one that was too far from exact evaluation
     for k, states_BTD in enumerate(islice(iterate_passes(model, inputs), passes), start=1):
         measurable = k <= positions.horizon
         moved = None
@@ -135,7 +135,7 @@ def trace_passes(model: FeedbackModel, batch: Batch, passes: int, tolerance: flo
 
 
 class _Exact:
-    """Exact reading, and how far a pass is from it."""
+    """Exact evaluation, and how far a pass is from it."""
 
     def __init__(self, model: FeedbackModel, states_BTD: Tensor, positions: _Positions):
         self.states_BTD, self.norms_BT = states_BTD, state_norms(states_BTD)

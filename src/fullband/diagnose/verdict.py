@@ -1,6 +1,6 @@
 """The verdict in words, and the numbers it rests on. A function of a trace and nothing else, so that each rule can be tested.
 
-What would mislead, and is not asked: the mean change over whole rows (positions behind the wavefront are final whatever the model), the
+What would mislead, and is not asked: the mean change over whole rows (positions within the wavefront are final whatever the model), the
 change ratio of rows that a fast wavefront has crossed meanwhile (hence `Front`: later positions must not settle later), and the norm of the
 Jacobian (good models have top singular values well above 1). That not every single change shrinks from one pass to the next says little,
 too: where a map contracts slowly, that of a position is uneven, so in few passes its spread over positions tells more.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fullband.diagnose.records import PassRecord, Trace
+from fullband.diagnose.numbers import PassRecord, Trace
 from fullband.diagnose.trace import SHRINKS
 from fullband.feedback.settling import FLOOR, GROWTH, SHARE, Front
 
@@ -21,7 +21,7 @@ VerdictWord = Literal[
     "contracting", "wavefront-limited", "oscillating", "diverging", "not yet trained", "not measurable at this length"
 ]  # fmt: skip
 
-LEARNED = 0.95  # a reading has learned something if its loss is below this share of what the targets' frequencies alone give
+LEARNED = 0.95  # an evaluation shows something learned if its loss is below this share of what the targets' frequencies alone give
 CLIMB = 0.05  # of that loss: what counts as a loss that has risen
 LEAST_PASSES = 8  # past the wavefront, before anything is said about settling
 SETTLED = 0.95  # share of positions past the wavefront whose change must shrink to the end
@@ -31,7 +31,7 @@ UNSETTLED_SLOPE = 0.9  # passes a position: at 1 nothing settles before it must
 GROWN = 2.0  # times the change and the state's scale must have grown to call it a flight
 WORSE = 0.01  # nats: what is said of a loss that repeated passes have left above that of one
 SPEAK_OF_LOSS = ("contracting", "wavefront-limited", "oscillating", "diverging")  # where enough was measured, and something learned
-TRAINED_PASSES = 3  # the deepest that the paper trains; what deeper reading must beat to be worth its passes
+TRAINED_PASSES = 3  # the deepest that the paper trains; what deeper passes must beat to be worth their cost
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _worse(trace: Trace) -> str | None:
 
 
 def reference_loss(trace: Trace) -> float:
-    """The loss, in nats, of knowing the targets' frequencies and reading nothing."""
+    """The loss, in nats, of knowing the targets' frequencies and no text."""
     return min(trace.unigram, trace.uniform)
 
 
@@ -79,7 +79,7 @@ def _not_finite(trace: Trace) -> Verdict | None:
 
 
 def _not_trained(trace: Trace) -> Verdict | None:
-    """Whole rows or their first quarter will do: a model that reads on beyond its training length may be lost later."""
+    """Whole rows or their first quarter will do: a model that goes on beyond its training length may be lost later."""
     reference, fused = reference_loss(trace), trace.records[1:]
     plain = _least(trace.records[0].loss, trace.records[0].loss_early)
     best_fused = _least(trace.loss_exact, trace.loss_exact_early, *(loss for r in fused for loss in (r.loss, r.loss_early)))

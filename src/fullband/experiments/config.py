@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fullband.feedback_config import Control, FeedbackPasses
 from fullband.probe.examples import TASKS, Task
-from fullband.probe.reading import PREFILLS
+from fullband.probe.prefills import PREFILLS
 from fullband.shipped import shipped_recipes
 from fullband.strict import Strict, parse, read_yaml
 

@@ -117,7 +117,7 @@ def _settling(model: FullBandModel, recipe: Recipe, plan: SettlingMeasure, readi
 
 
 def _probe(model: FullBandModel, recipe: Recipe, folder: Path, plan: ProbeMeasure, reading_progress: ReadingProgress) -> Measured:
-    from fullband.probe.run import plan_probe, run_probe
+    from fullband.probe.probing import plan_probe, run_probe
 
     prefills = plan.prefills if recipe.feedback.feeds_back else [STANDARD]
     planned = plan_probe(model, load_tokenizer(folder), plan.tasks, prefills, groups=plan.groups, depths=[0])

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from fullband.data.batch import IGNORE
+from fullband.hf.evaluation import run_as_generated, run_text
 from fullband.hf.inputs import refuse_auxiliary_loss, refuse_ignored
-from fullband.hf.reading import read_as_generated, read_text
 from fullband.hf.training import TrainedModel, token_objective
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Backbone:
         if self._states is not None:
             return BaseModelOutputWithPast(last_hidden_state=self._states)
         passes = self._model.config.feedback_passes
-        return BaseModelOutputWithPast(last_hidden_state=read_text(self._model, input_ids, passes, attention_mask, position_ids))
+        return BaseModelOutputWithPast(last_hidden_state=run_text(self._model, input_ids, passes, attention_mask, position_ids))
 
 
 def keep_passes(model: ScoredModel, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +98,7 @@ def _with_passes(model: ScoredModel, forward: Callable[..., Any], args: tuple[An
         return forward(*args, **kwargs)
     if model.config.score_as_generated:
         answer = int((labels != IGNORE).any(dim=0).nonzero()[0])  # slots before it are prompts in every row
-        states = read_as_generated(model, tokens, tokens.shape[1] - answer + 1, mask, positions)
+        states = run_as_generated(model, tokens, tokens.shape[1] - answer + 1, mask, positions)
         with model.base_model.serving(states):
             return forward(*args, **kwargs)
     if not model.training:

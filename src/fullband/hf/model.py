@@ -15,13 +15,13 @@ from fullband.feedback.connection import Connection, connect, rename_older
 from fullband.hf.cache import FeedbackCache
 from fullband.hf.checkpoint import SavedModel
 from fullband.hf.config import FullBandConfig
+from fullband.hf.evaluation import run_as_generated, run_text
 from fullband.hf.fused_head import Backbone, keep_passes
 from fullband.hf.generation import FeedbackGeneration, PromptReading
 from fullband.hf.inputs import refuse_auxiliary_loss, refuse_ignored
 from fullband.hf.output import FullBandOutput
+from fullband.hf.packing import describe_rows, shifted_targets
 from fullband.hf.progress import StepCounter
-from fullband.hf.reading import read_as_generated, read_text
-from fullband.hf.rows import describe_rows, shifted_targets
 from fullband.hf.training import training_forward
 from fullband.hf.versions import CACHE
 from fullband.trunk.decoder import Decoder
@@ -145,11 +145,11 @@ class FullBandForCausalLM(SavedModel, FeedbackGeneration, GenerationMixin):
             output = training_forward(self, tokens_BT, attention_mask, position_ids, labels, num_items_in_batch, logits_to_keep)
         else:
             if generated:
-                states_BTD = read_as_generated(self, tokens_BT, logits_to_keep, attention_mask, position_ids)
+                states_BTD = run_as_generated(self, tokens_BT, logits_to_keep, attention_mask, position_ids)
             else:
                 if not self.config.feedback_passes:
                     self._warn_of_plain_scores()
-                states_BTD = read_text(self, tokens_BT, self.config.feedback_passes, attention_mask, position_ids)
+                states_BTD = run_text(self, tokens_BT, self.config.feedback_passes, attention_mask, position_ids)
             output = FullBandOutput(logits=self.trunk.head(_kept(states_BTD, logits_to_keep)), states=states_BTD)
             if labels is not None:
                 output.loss = self._loss(output["logits"], labels, attention_mask, position_ids, num_items_in_batch, logits_to_keep)

@@ -21,7 +21,7 @@ from fullband.feedback.scheduled import run_scheduled_passes
 from fullband.feedback_config import FeedbackConfig
 from fullband.hf.config import FullBandConfig
 from fullband.hf.output import FullBandOutput
-from fullband.hf.rows import describe_rows, shifted_targets
+from fullband.hf.packing import describe_rows, shifted_targets
 
 DEFAULT_SCHEDULE = [{"fraction": 1.0, "passes": {2: 1.0}}]  # where the config says nothing: every step feeds back once
 

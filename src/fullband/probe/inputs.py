@@ -73,7 +73,7 @@ def encode_setting(setting: Setting, tokenizer: Tokenizer) -> Inputs:
     notes += [f"the suffix of {k} covers {n} tokens of this tokenizer" for k, n in steps.items() if n != k]
     shared, telling = _answers(setting, tokenizer)
     if shared:
-        notes.append(f"answers begin with the same {len(shared)} tokens; the one after them is read")
+        notes.append(f"answers begin with the same {len(shared)} tokens; the one after them counts")
     return Inputs(padded, dict(lengths), steps, shared, telling, notes)
 
 

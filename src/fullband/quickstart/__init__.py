@@ -1,5 +1,5 @@
 """The quickstart: one command that shows what latent feedback does and a standard transformer can't."""
 
-from fullband.quickstart.run import quickstart
+from fullband.quickstart.demonstration import quickstart
 
 __all__ = ["quickstart"]

@@ -15,7 +15,7 @@ def headline(result: Mapping[str, Any], position: int) -> str:
     how_far = "twice the training length" if times == 2 else f"{times:g} times the training length"
     if exact >= 0.8 and standard <= 0.5:
         return f"At {how_far}, the model with latent feedback still answers; the standard one guesses"
-    return f"A model with latent feedback and a standard one, read at {how_far}"
+    return f"A model with latent feedback and a standard one, evaluated at {how_far}"
 
 
 def task_name(task: Mapping[str, Any]) -> str:
@@ -96,7 +96,7 @@ def mixin(prefix: str) -> str:
         return (
             "This recipe turns the paper's <b>prefix mixin off</b>. With it, a random stretch at the start of every later pass is plain, "
             "but here every position must be fused for the answer to be reachable, and in our trial with S3 the mixin brought exact "
-            "reading at position 32 down to 0.33. Recipes for text keep it on: it protects evaluation without feedback, and saves compute."
+            "accuracy at position 32 down to 0.33. Recipes for text keep it on: it protects evaluation without feedback, and saves compute."
         )
     return f"This run trained with the prefix mixin ({escape(prefix)}): a random stretch at the start of every later pass stays plain."
 

@@ -30,7 +30,7 @@ def fullband_recipe(seed: int, output: Path, overrides: Sequence[str] = ()) -> R
         raise ValueError(f"data.source.kind: the quickstart compares models on a built-in task, not on {recipe.data.source.kind}")
     context = resolve_trunk(recipe.model, vocab_size=2).context
     if context < POSITIONS[-1]:
-        raise ValueError(f"model.trunk.context: the quickstart reads {POSITIONS[-1]} positions, this model only {context}")
+        raise ValueError(f"model.trunk.context: the quickstart evaluates {POSITIONS[-1]} positions, this model has only {context}")
     return recipe
 
 

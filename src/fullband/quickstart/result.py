@@ -13,7 +13,7 @@ from fullband.config import Recipe
 from fullband.costs import count_parameters, pass_flops
 from fullband.data.tasks import build_task
 from fullband.presets import resolve_trunk
-from fullband.quickstart.readings import Readings
+from fullband.quickstart.accuracy import Readings
 from fullband.quickstart.recipes import reach
 from fullband.quickstart.training import Trained
 

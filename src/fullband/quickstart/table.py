@@ -13,7 +13,7 @@ from fullband.quickstart.recipes import POSITIONS
 
 
 def print_result(console: Console, result: dict[str, Any]) -> None:
-    """Accuracy by reading and position with standard errors, then what it cost."""
+    """Accuracy by feedback passes and position with standard errors, then what it cost."""
     console.print(accuracy_table(result))
     console.print(compute_table(result))
 
@@ -29,7 +29,7 @@ def accuracy_table(result: dict[str, Any]) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    table.add_column("read as (feedback passes)", no_wrap=True)
+    table.add_column("evaluated with", no_wrap=True)
     for position in POSITIONS:
         table.add_column(str(position), justify="right")
     for name, accuracies in result["accuracy"].items():

@@ -211,7 +211,7 @@ def save_due(run: Run) -> bool:
 
 
 def passes_to_evaluate(run: Run) -> list[FeedbackPasses]:
-    """The recipe's feedback passes; plain reading alone before feedback has been switched on."""
+    """The recipe's feedback passes; 0 alone before feedback has been switched on."""
     on = run.schedule.switch_on
     return run.recipe.evaluation.feedback_passes if on is not None and run.step > on else [0]
 
@@ -242,7 +242,7 @@ def log(trackers: list[Tracker], step: int, values: dict[str, Any]) -> None:
 
 
 def lowest(losses: dict[str, float]) -> float | None:
-    """The smallest of the losses that are finite: reading with many passes may diverge while reading with few does not."""
+    """The smallest of the losses that are finite: many passes may diverge where few do not."""
     return min((loss for loss in losses.values() if math.isfinite(loss)), default=None)
 
 

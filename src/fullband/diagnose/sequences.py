@@ -26,7 +26,7 @@ def rows_of_documents(documents: Sequence[Document], rows: int, passes: int, con
     if length is not None and longest < length:
         raise ValueError(f"no document has {length} tokens, the longest has {longest}; ask for shorter rows")
     if longest < 2:
-        raise ValueError("no document has two tokens: there is nothing to read")
+        raise ValueError("no document has two tokens: there is nothing to evaluate")
     by_size = sorted((len(document) for document in documents), reverse=True)
     wanted = min(wanted, max(by_size[min(rows, len(by_size)) - 1], longest // 2)) if length is None else wanted
     starts = range(0, longest - wanted + 1, wanted)

@@ -1,4 +1,4 @@
-"""`fullband quickstart`: train both models, read both, say what came out."""
+"""`fullband quickstart`: train both models, evaluate both, say what came out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fullband.files import write_bytes
-from fullband.quickstart.readings import read_models
+from fullband.quickstart.accuracy import read_models
 from fullband.quickstart.recipes import POSITIONS, fullband_recipe, standard_recipe
 from fullband.quickstart.result import result_of
 from fullband.quickstart.table import print_result
@@ -34,10 +34,11 @@ def quickstart(
     rows: int = 1024,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train a standard and a full-bandwidth model at equal token-equivalent compute, read both at up to four times the training length.
+    """Train a standard and a full-bandwidth model at equal token-equivalent compute, evaluate both at up to four times the training length.
 
     Writes `output`/{standard, fullband} (the models), result.json, report.html and the pictures, and replaces those of an earlier
-    quickstart. `overrides` change the shipped recipe ("data.source.group=A5"); `rows` held-out rows are read. Returns result.json.
+    quickstart. `overrides` change the shipped recipe ("data.source.group=A5"); `rows` held-out sequences are
+    evaluated. Returns result.json.
 
     Raises ValueError, in one line, for a bad setting, a recipe that does not fit, and an output folder that holds anything else in a
     run's place or can't be written; RuntimeError if a training process breaks.
@@ -46,7 +47,7 @@ def quickstart(
     console = console or Console()
     output = Path(output)
     if rows < 1:
-        raise ValueError(f"rows ({rows}): at least one held-out row must be read")
+        raise ValueError(f"rows ({rows}): must be at least 1 held-out sequence")
     fullband = fullband_recipe(seed, output, overrides)
     standard = standard_recipe(fullband, output)
     clear(output)

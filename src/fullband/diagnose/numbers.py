@@ -1,4 +1,4 @@
-"""What `trace_passes` found, as numbers: see trace.py for which positions are meant by early, behind and past."""
+"""What `trace_passes` found, as numbers: see trace.py for which positions are meant by early, final and past."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PassRecord:
     moved      share of positions whose state is not bit for bit that of the pass before; None for pass 1
     change     over all positions; change_front  at the one position a row that pass k makes final; change_past  past the wavefront
     state_rms  root mean square of the elements of h^(k)
-    gap_*      to exact reading: loss difference, ‖h^(k) - h‖ / ‖h‖ (mean), KL(exact ‖ pass k) in nats on a sample; past the wavefront
+    gap_*      to exact evaluation: loss difference, ‖h^(k) - h‖ / ‖h‖ (mean), KL(exact ‖ pass k) in nats on a sample; past the wavefront
                while k <= horizon, over all positions in `gap_loss` and `gap_state`
     """
 
@@ -60,7 +60,7 @@ class Return:
 
 @dataclass(frozen=True)
 class Arrival:
-    """When states come to stay within the tolerance of exact reading: where the map contracts, after the same few passes everywhere;
+    """When states come to stay within the tolerance of exact evaluation: where the map contracts, after the same few passes everywhere;
     where one step has to wait for another, later the further along the row.
 
     positions, median, p90   pass after which a position stayed there, over rows, at up to 128 positions; None = not in these passes
@@ -89,7 +89,7 @@ class Trace:
     late_ratio     the median of that factor at the end: from the third quarter of the passes up to the horizon to the last one
     shrinking      share of those positions where the change still shrinks at the end (late ratio below 0.99) or is below `tolerance`
     passes_needed  {tolerance: first pass from which on the 99th percentile of relative change stayed below it up to the horizon, or None}
-    unigram        cross-entropy of each target under the frequencies of the others: the loss of a model that knows them and reads nothing
+    unigram        cross-entropy of each target under the frequencies of the others: the loss of a model that knows them and sees no text
     fixed_at       the first pass that changed nothing, which ended the loop; None = all passes were run
     """
 

@@ -10,7 +10,8 @@ import torch
 from fullband.config import TrunkConfig
 from fullband.data.tokenizers import ProgramTokenizer
 from fullband.model import FullBandModel
-from fullband.probe.run import plan_probe, run_probe
+from fullband.probe import probing
+from fullband.probe.probing import plan_probe, run_probe
 
 pytest.importorskip("sklearn")
 
@@ -44,7 +45,6 @@ def test_depths_that_there_are_not(model: FullBandModel, depths: list[int]) -> N
 
 def _only_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """One setting of 180 tokens, so that reading it token by token takes a moment."""
-    from fullband.probe import run
 
-    build: Callable[..., list] = run.build_settings
-    monkeypatch.setattr(run, "build_settings", lambda *arguments: build(*arguments)[1:2])
+    build: Callable[..., list] = probing.build_settings
+    monkeypatch.setattr(probing, "build_settings", lambda *arguments: build(*arguments)[1:2])

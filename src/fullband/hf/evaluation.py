@@ -13,10 +13,10 @@ from fullband.feedback.by_passes import top_states
 from fullband.feedback.converged import run_converged
 from fullband.feedback.passes import FeedbackModel, below
 from fullband.feedback_config import FeedbackPasses
-from fullband.hf.rows import describe_rows
+from fullband.hf.packing import describe_rows
 
 
-def read_text(
+def run_text(
     model: FeedbackModel,
     tokens_BT: Tensor,
     feedback_passes: FeedbackPasses,
@@ -40,7 +40,7 @@ def read_text(
     return states_BTD.gather(1, slots_BT[..., None].expand(-1, -1, states_BTD.shape[-1]))
 
 
-def read_as_generated(
+def run_as_generated(
     model: Any, tokens_BT: Tensor, logits_to_keep: int | Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
 ) -> Tensor:
     """Top states [B, T, D] of prompts and the answers that `generate` made of them: what a policy's log-probabilities are of.
@@ -52,11 +52,11 @@ def read_as_generated(
     mode = resolve_mode(*model.decoding_mode())
     passes: FeedbackPasses = config.feedback_passes or "exact"
     if not mode.feeds_back:
-        return read_text(model, tokens_BT, 0, attention_mask, position_ids)
+        return run_text(model, tokens_BT, 0, attention_mask, position_ids)
     if mode.name == "fused" and mode.feedback_passes != "exact":
         raise ValueError("config.score_as_generated: a text of the mode fused is scored only with generation's feedback_passes='exact'")
     if mode.name == "fused":
-        return read_text(model, tokens_BT, "exact", attention_mask, position_ids)
+        return run_text(model, tokens_BT, "exact", attention_mask, position_ids)
     if isinstance(logits_to_keep, Tensor) or not logits_to_keep:
         raise ValueError(
             "config.score_as_generated: logits_to_keep has to say how many of the last tokens are the answer (their number + 1)"

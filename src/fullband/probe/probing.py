@@ -14,7 +14,7 @@ from fullband.feedback.passes import FeedbackModel, check_length
 from fullband.probe.classifier import fit, folds, shuffled
 from fullband.probe.examples import TASKS, Setting, Task, build_settings
 from fullband.probe.inputs import Inputs, encode_setting
-from fullband.probe.reading import (
+from fullband.probe.prefills import (
     FULL,
     PREFILLS,
     STANDARD,
@@ -29,8 +29,8 @@ from fullband.probe.result import DepthResult, PrefillResult, ProbeResult, Setti
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Settings with their tokens, ready to be read."""
+class ProbePlan:
+    """Settings with their tokens, ready to run."""
 
     settings: list[tuple[Setting, Inputs]]
     prefills: list[str]
@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def positions(self) -> int:
-        """Positions the trunk will read, to a few at the end of each example."""
+        """Positions the trunk will compute, to a few at the end of each example."""
         readings = (FULL in self.prefills) + any(name != FULL for name in self.prefills)
         return readings * sum(len(tokens) for _, inputs in self.settings for tokens in inputs.tokens)
 
@@ -52,7 +52,7 @@ def plan_probe(
     seed: int = 0,
     groups: int | None = None,
     depths: Sequence[int] | None = None,
-) -> Plan:
+) -> ProbePlan:
     """Make and encode the examples.
 
     prefills   any of "standard", "1", "2", "4" (recurrent suffixes) and "full"
@@ -79,12 +79,12 @@ def plan_probe(
         except ValueError as error:
             raise ValueError(f"{setting.name}: {error}; leave this task out") from None
         settings.append((setting, inputs))
-    return Plan(settings, [name for name in PREFILLS if name in prefills], seed, wanted)
+    return ProbePlan(settings, [name for name in PREFILLS if name in prefills], seed, wanted)
 
 
 @torch.no_grad()
 def run_probe(
-    model: FeedbackModel, plan: Plan, batch_tokens: int = 32768, done: Callable[[ProbeResult], None] | None = None
+    model: FeedbackModel, plan: ProbePlan, batch_tokens: int = 32768, done: Callable[[ProbeResult], None] | None = None
 ) -> ProbeResult:
     """Read and probe every setting. `done` is given what is finished after each of them."""
     depths = len(plan.depths)
@@ -98,7 +98,7 @@ def run_probe(
 
 @dataclass
 class _Read:
-    """What reading a setting in one way leaves, a piece for each batch of N rows: the residual stream at the E depths [E, N, D], the
+    """What running a setting in one mode leaves, a piece for each batch of N rows: the residual stream at the E depths [E, N, D], the
     input with nothing processed [N, D], margins [N], and patched ones [E, N]."""
 
     residuals: list[Tensor] = field(default_factory=list)
@@ -107,7 +107,7 @@ class _Read:
     patched: list[Tensor] = field(default_factory=list)
 
 
-def _probe_setting(model: FeedbackModel, setting: Setting, inputs: Inputs, plan: Plan, batch_tokens: int) -> SettingResult:
+def _probe_setting(model: FeedbackModel, setting: Setting, inputs: Inputs, plan: ProbePlan, batch_tokens: int) -> SettingResult:
     read = _read_setting(model, inputs, plan, batch_tokens)
     return SettingResult(
         setting.name,
@@ -122,7 +122,7 @@ def _probe_setting(model: FeedbackModel, setting: Setting, inputs: Inputs, plan:
     )
 
 
-def _read_setting(model: FeedbackModel, inputs: Inputs, plan: Plan, batch_tokens: int) -> dict[str, _Read]:
+def _read_setting(model: FeedbackModel, inputs: Inputs, plan: ProbePlan, batch_tokens: int) -> dict[str, _Read]:
     device = model.trunk.device
     answers = Answers(inputs.shared, inputs.telling)
     read = {name: _Read() for name in plan.prefills}
@@ -141,7 +141,7 @@ def _read_setting(model: FeedbackModel, inputs: Inputs, plan: Plan, batch_tokens
     return read
 
 
-def _probe_prefill(name: str, read: _Read, setting: Setting, inputs: Inputs, plan: Plan) -> PrefillResult:
+def _probe_prefill(name: str, read: _Read, setting: Setting, inputs: Inputs, plan: ProbePlan) -> PrefillResult:
     seed = plan.seed
     residual_END = torch.cat(read.residuals, dim=1).numpy()
     margin_N, patched_EN = torch.cat(read.margins).numpy(), torch.cat(read.patched, dim=1).numpy()

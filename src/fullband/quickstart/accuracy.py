@@ -1,4 +1,4 @@
-"""Both models read at lengths they were never trained on, in every way the quickstart compares."""
+"""Both models at lengths they were never trained on, in every way the quickstart compares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLE_POSITIONS = 24
 
 @dataclass(frozen=True)
 class Readings:
-    """`accuracy` by reading ("standard", "fused-0", …, "exact"), all on the same rows; `example` is one of them, answer by answer."""
+    """`accuracy` by evaluation ("standard", "fused-0", …, "exact"), all on the same rows; `example` is one of them, answer by answer."""
 
     accuracy: dict[str, PositionAccuracy]
     rows: int
@@ -31,7 +31,7 @@ class Readings:
     example: dict[str, Any]
 
     def at_positions(self, what: str) -> dict[str, dict[str, float]]:
-        """{reading: {"8": …, "16": …}}, of "accuracy_T" or "stderr_T", positions counted from 1."""
+        """{evaluation: {"8": …, "16": …}}, of "accuracy_T" or "stderr_T", positions counted from 1."""
         return {
             name: {str(position): float(getattr(reading, what)[position - 1]) for position in POSITIONS}
             for name, reading in self.accuracy.items()
@@ -65,5 +65,5 @@ def read_models(standard: Path, fullband: Path, recipe: Recipe, rows: int) -> Re
 
 @torch.no_grad()
 def answers(model: FullBandModel, tokens: torch.Tensor, passes: FeedbackPasses) -> Sequence[int]:
-    """The likeliest answer at each position of one row [1, T]."""
+    """The most likely answer at each position of one row [1, T]."""
     return [int(answer) for answer in model.trunk.head(top_states(model, tokens, passes)).argmax(-1)[0]]

@@ -1,11 +1,11 @@
-"""Reading the examples in each way of prefilling, up to the final colon and through it.
+"""The examples, prefilled in each mode, up to the final colon and through it.
 
 standard   every token enters as its plain embedding
-k          only the final k tokens are recurrent: each is fused with the top state before it, behind a plain prefix (App. F)
+k          only the final k tokens are recurrent: each is fused with the top state before it, after a prefix without feedback (App. F)
 full       every token is recurrent, from the start: the sequential recurrence (Eq. 8)
 
-One plain reading of the prefix serves standard and every k. What is left for the end is one token, the colon, so looking at its residual
-stream, and changing it, costs one token.
+One pass without feedback over the prefix serves standard and every k. What is left for the end is one token, the colon, so looking at its
+residual stream, and changing it, costs one token.
 """
 
 from __future__ import annotations
