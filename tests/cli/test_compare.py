@@ -13,7 +13,7 @@ from fullband.cli.comparison import marked, split_at
 from fullband.cli.comparison_page import page
 from fullband.cli.completions import Request
 from fullband.decode import GenerateOptions, TextCompletion, resolve_mode
-from fullband.decode.compare import MODES, Comparison, ModeAnswers
+from fullband.decode.compare import MODES, ModeAnswers, ModeComparison
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -39,11 +39,11 @@ def answer_of(tokens: list[int], pieces: list[str]) -> TextCompletion:
     return TextCompletion("".join(pieces), tokens, "stop", pieces)
 
 
-def comparison(*texts: str) -> Comparison:
+def comparison(*texts: str) -> ModeComparison:
     """One prompt; a token a character; the ids are code points."""
     answers = [answer_of([ord(c) for c in text], list(text)) for text in texts]
     by_mode = {mode: ModeAnswers(resolve_mode(mode), [a], 0.1, 0.2, 9) for mode, a in zip(MODES, answers, strict=True)}
-    return Comparison(["a <prompt>"], [10], by_mode)
+    return ModeComparison(["a <prompt>"], [10], by_mode)
 
 
 def test_where_answers_part() -> None:
@@ -117,7 +117,7 @@ def test_the_page_marks_the_first_differing_token() -> None:
     assert "Three modes, one answer" in page(same, described(same))
 
 
-def described(found: Comparison) -> dict:
+def described(found: ModeComparison) -> dict:
     from fullband.cli.comparison import to_json
 
     return to_json(found, [1], "model", Request(GenerateOptions(mode="fused", max_new_tokens=4)))

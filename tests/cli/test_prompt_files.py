@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cli.commands import Done, Trained, fullband, refused
 from fullband.cli import progress as progress_module
-from fullband.cli.batch import Job
+from fullband.cli.batch import FileJob
 from fullband.cli.progress import BatchProgress
 from fullband.cli.prompts import read_prompts
 from fullband.decode import NewText
@@ -72,14 +72,14 @@ def test_an_interrupted_run_goes_on(text_run: Trained, prompts: Path, tmp_path: 
     options = ["--prompts", prompts, "--temperature", "1", "--n", "2", "--batch-size", "1"]
     whole, out = tmp_path / "whole.jsonl", tmp_path / "answers.jsonl"
     generate(text_run, *options, "--output", whole)
-    identity = Job.identity
+    identity = FileJob.identity
 
-    def stops(job: Job, row: int) -> dict[str, Any]:
+    def stops(job: FileJob, row: int) -> dict[str, Any]:
         if row == 5:
             raise KeyboardInterrupt
         return identity(job, row)
 
-    monkeypatch.setattr(Job, "identity", stops)
+    monkeypatch.setattr(FileJob, "identity", stops)
     done = generate(text_run, *options, "--output", out)
     assert done.code == 130 and "continue with the same command and --resume" in done.err
     monkeypatch.undo()

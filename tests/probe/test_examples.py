@@ -8,8 +8,8 @@ import pytest
 
 from fullband.data.program_text import NUMERALS
 from fullband.data.tokenizers import load_tokenizer
-from fullband.probe.examples import DELAYS, Setting, build_settings
-from fullband.probe.inputs import Inputs, encode_setting
+from fullband.probe.examples import DELAYS, ProbeSetting, build_settings
+from fullband.probe.inputs import ProbeInputs, encode_setting
 
 COUNTS = {
     "completion": (80, 1600),
@@ -24,17 +24,17 @@ COUNTS = {
 
 
 @pytest.fixture(scope="module")
-def settings() -> dict[str, Setting]:
+def settings() -> dict[str, ProbeSetting]:
     return {setting.name: setting for setting in build_settings()}
 
 
 @pytest.fixture(scope="module")
-def encoded() -> dict[str, Inputs]:
+def encoded() -> dict[str, ProbeInputs]:
     """The first eight groups of every setting, in tokens cut as the paper's are."""
     return {setting.name: encode_setting(setting, load_tokenizer("program")) for setting in build_settings(groups=8)}
 
 
-def test_counts(settings: dict[str, Setting]) -> None:
+def test_counts(settings: dict[str, ProbeSetting]) -> None:
     found = {name: (len({e.group for e in s.examples}), len(s.examples)) for name, s in settings.items()}
     assert found == COUNTS
     assert all(setting.groups == found[name][0] for name, setting in settings.items())
@@ -42,7 +42,7 @@ def test_counts(settings: dict[str, Setting]) -> None:
     assert sum(sweep) == 3840
 
 
-def test_every_group_and_every_delay_is_balanced(settings: dict[str, Setting]) -> None:
+def test_every_group_and_every_delay_is_balanced(settings: dict[str, ProbeSetting]) -> None:
     for setting in settings.values():
         for key in ("group", "updates"):
             labels = Counter((getattr(e, key), e.label) for e in setting.examples)
@@ -50,14 +50,14 @@ def test_every_group_and_every_delay_is_balanced(settings: dict[str, Setting]) -
         assert len({e.text for e in setting.examples}) == len(setting.examples)
 
 
-def test_partners_are_alike_but_for_the_answer(settings: dict[str, Setting]) -> None:
+def test_partners_are_alike_but_for_the_answer(settings: dict[str, ProbeSetting]) -> None:
     for setting in settings.values():
         for first, second in zip(setting.examples[::2], setting.examples[1::2], strict=True):
             assert (first.group, first.updates, first.tails) == (second.group, second.updates, second.tails)
             assert first.label != second.label and len(first.text) == len(second.text)
 
 
-def test_completion(settings: dict[str, Setting]) -> None:
+def test_completion(settings: dict[str, ProbeSetting]) -> None:
     """Each of 80 pairs in all four assignments; every numeral as often in either field, and with either label."""
     assignments: dict[int, set[tuple[int, int]]] = {}
     used: Counter[tuple[str, int, int]] = Counter()
@@ -73,7 +73,7 @@ def test_completion(settings: dict[str, Setting]) -> None:
     assert len(used) == 4 * len(NUMERALS) and len(set(used.values())) == 1
 
 
-def test_memory_contexts_are_all_different_and_seen_with_both_states(settings: dict[str, Setting]) -> None:
+def test_memory_contexts_are_all_different_and_seen_with_both_states(settings: dict[str, ProbeSetting]) -> None:
     contexts: dict[int, set[str]] = {}
     for example in settings["memory"].examples:
         state, *rest = example.text.splitlines()
@@ -83,13 +83,13 @@ def test_memory_contexts_are_all_different_and_seen_with_both_states(settings: d
     assert len(set.union(*contexts.values())) == 128
 
 
-def test_delays_are_null_updates(settings: dict[str, Setting]) -> None:
+def test_delays_are_null_updates(settings: dict[str, ProbeSetting]) -> None:
     for name in ("completion", "memory"):
         assert Counter(e.text.count("scratch += 0\n") for e in settings[name].examples).keys() == set(DELAYS)
         assert all(e.text.count("scratch += 0\n") == e.updates for e in settings[name].examples)
 
 
-def test_registers(settings: dict[str, Setting]) -> None:
+def test_registers(settings: dict[str, ProbeSetting]) -> None:
     """The label is the last bit written to the queried register; each is written equally often; the partner is the complement."""
     for setting in settings.values():
         if setting.task != "registers":
@@ -110,7 +110,7 @@ def _writes(text: str) -> list[tuple[str, int]]:
     return [(line[:2], int(line[-1])) for line in text.splitlines() if line.startswith("r")]
 
 
-def test_lengths_are_the_papers(encoded: dict[str, Inputs]) -> None:
+def test_lengths_are_the_papers(encoded: dict[str, ProbeInputs]) -> None:
     for name, inputs in encoded.items():
         lengths = {len(tokens) for tokens in inputs.tokens}
         assert lengths == set(inputs.lengths.values()) and not inputs.notes
@@ -130,7 +130,7 @@ def test_adjustments_to_another_tokenizer_are_reported() -> None:
     assert any("180" in note for note in registers.notes) and len({len(tokens) for tokens in registers.tokens}) == 1
 
 
-def test_batches_keep_partners_together_and_lengths_apart(encoded: dict[str, Inputs]) -> None:
+def test_batches_keep_partners_together_and_lengths_apart(encoded: dict[str, ProbeInputs]) -> None:
     inputs = encoded["memory"]
     batches = list(inputs.batches(3 * len(inputs.tokens[0])))
     assert [i for rows in batches for i in range(rows.start, rows.stop)] == list(range(len(inputs.tokens)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fullband.loading import LoadedModel
 
 
-class Job:
+class FileJob:
     """The completions of a file of prompts, prompt by prompt and sample by sample.
 
     written      completions that are on disk, those of an earlier run included

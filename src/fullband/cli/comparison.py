@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fullband.cli.tables import print_table, table
-from fullband.decode.compare import MODES, Comparison
+from fullband.decode.compare import MODES, ModeComparison
 from fullband.decode.texts import TextCompletion
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MARK = "bold reverse"
 UNSEEN = {code: "\ufffd" for code in [*range(9), *range(11, 32), 127]}  # control characters would act on a terminal
 
 
-def to_json(found: Comparison, ids: Sequence[int | str], model: str, request: Request) -> dict[str, Any]:
+def to_json(found: ModeComparison, ids: Sequence[int | str], model: str, request: Request) -> dict[str, Any]:
     """Everything, as plain data."""
     return {
         "model": model,
@@ -50,7 +50,7 @@ def to_json(found: Comparison, ids: Sequence[int | str], model: str, request: Re
     }
 
 
-def print_comparison(console: Console, found: Comparison, described: dict[str, Any], listed: bool) -> None:
+def print_comparison(console: Console, found: ModeComparison, described: dict[str, Any], listed: bool) -> None:
     """One prompt: its answers, side by side. More of them (`listed`): a line for each. Then what the modes took."""
     if listed:
         print_prompts(console, described)
@@ -59,7 +59,7 @@ def print_comparison(console: Console, found: Comparison, described: dict[str, A
     print_modes(console, described)
 
 
-def print_answers(console: Console, found: Comparison) -> None:
+def print_answers(console: Console, found: ModeComparison) -> None:
     columns = []
     for mode in found.by_mode:
         answer = found.by_mode[mode].answers[0]

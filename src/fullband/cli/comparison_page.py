@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fullband.cli.comparison import ENDED, UNSEEN, compute_note, part, passes_text, seconds, split_at
-from fullband.decode.compare import MODES, Comparison
+from fullband.decode.compare import MODES, ModeComparison
 from fullband.decode.modes import ModeName
 from fullband.plots.page import fill
 
@@ -16,7 +16,7 @@ TEMPLATE = Path(__file__).with_name("comparison_page.html")
 TITLES: dict[ModeName, str] = {"standard": "Standard", "soft": "Soft", "fused": "Fused"}
 
 
-def page(found: Comparison, described: dict[str, Any]) -> str:
+def page(found: ModeComparison, described: dict[str, Any]) -> str:
     """The page of a comparison; `described` is its `comparison.to_json`."""
     count, modes = len(found.prompts), described["modes"]
     return fill(
@@ -97,7 +97,7 @@ def index_table(described: dict[str, Any]) -> str:
     return f"<thead><tr><th>prompt</th>{headings}</tr></thead><tbody>{''.join(rows)}</tbody>"
 
 
-def traces(found: Comparison, described: dict[str, Any], number: int) -> str:
+def traces(found: ModeComparison, described: dict[str, Any], number: int) -> str:
     prompt = described["prompts"][number]
     panels = []
     for mode in found.by_mode:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """What the model said, how, and what it took. `finish_reason` is stop, length, or cancelled by the user."""
 
     text: str
@@ -34,7 +34,7 @@ class Answer:
 @dataclass(frozen=True)
 class Turn:
     user: str
-    answer: Answer
+    answer: Reply
 
     def to_json(self, number: int) -> dict[str, Any]:
         return {"turn": number, "user": self.user} | asdict(self.answer)
@@ -90,7 +90,7 @@ class Conversation:
             "turns": [turn.to_json(number) for number, turn in enumerate(self.turns, start=1)],
         }
 
-    def _answer(self, before: list[Turn], user: str, request: Request, on_text: Callable[[str], None]) -> Answer:
+    def _answer(self, before: list[Turn], user: str, request: Request, on_text: Callable[[str], None]) -> Reply:
         from fullband.cli.console import messages
         from fullband.cli.progress import forward_progress
         from fullband.feedback.by_passes import positions_to_run
@@ -113,4 +113,4 @@ class Conversation:
         except KeyboardInterrupt:
             reason = "cancelled"
         mode = request.mode
-        return Answer(text, mode.name, mode.feedback_passes, options.seed, len(tokens), made, reason, time.perf_counter() - begun)
+        return Reply(text, mode.name, mode.feedback_passes, options.seed, len(tokens), made, reason, time.perf_counter() - begun)

@@ -268,12 +268,12 @@ def continue_file(
     import sys
 
     from fullband.amounts import duration, short
-    from fullband.cli.batch import Job, open_output
+    from fullband.cli.batch import FileJob, open_output
     from fullband.cli.completions import speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
     from fullband.cli.progress import BatchProgress
 
-    job = Job(network, tokenizer, prompts, tokens, request, batch_size, str(folder))
+    job = FileJob(network, tokenizer, prompts, tokens, request, batch_size, str(folder))
     if output is not None:
         job.skip_written(output)
     before, begun, console = job.written, time.perf_counter(), messages()

@@ -16,7 +16,7 @@ import torch
 from fullband.data.batch import Batch, Document
 from fullband.data.packing import as_document, one_a_row, pack, pack_documents, pieces_of
 from fullband.data.sources import TextSource
-from fullband.data.stream import DocumentStream, NoDocumentsError, TokenStream
+from fullband.data.stream import DocumentStream, NoDocumentsError, TokenizedStream
 from fullband.data.tasks import Task
 from fullband.data.tokenizer import Tokenizer
 from fullband.data.tokenizers import TaskTokenizer
@@ -166,7 +166,7 @@ class SourceLoader(Loader):
 class TextLoader(SourceLoader):
     """Rows of a text source: packed, or of one document each."""
 
-    _stream: TokenStream
+    _stream: TokenizedStream
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class TextLoader(SourceLoader):
         super().__init__(tokenizer, length, batch_rows, rank, world)
         self.source, self._packing = source, packing
         self._shuffle_documents = shuffle_documents
-        self._stream = TokenStream(source, tokenizer, seed, shuffle_documents)
+        self._stream = TokenizedStream(source, tokenizer, seed, shuffle_documents)
 
     def _next_global_batch(self) -> Batch:
         if self._packing:

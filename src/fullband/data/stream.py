@@ -115,7 +115,7 @@ class DocumentStream(Generic[Parts]):
         return self._texts
 
 
-class TokenStream(DocumentStream[np.ndarray]):
+class TokenizedStream(DocumentStream[np.ndarray]):
     """Tokens."""
 
     def take(self, count: int) -> list[Piece]:

@@ -69,9 +69,9 @@ class Tokenizer(ABC):
         """int64 [N] per text, `lead` and end of document included."""
         return [self._ended(self.begin(text)) for text in texts]
 
-    def stream(self, before: Sequence[int] = ()) -> TextStream:
+    def stream(self, before: Sequence[int] = ()) -> TokenDecoder:
         """A decoder for ids that arrive one by one after the ids `before`."""
-        return TextStream(self, before)
+        return TokenDecoder(self, before)
 
     def decode_behind(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """The text that `ids` add after the ids `before`, with the space that decoding them alone may lose."""
@@ -89,7 +89,7 @@ class Tokenizer(ABC):
         return np.array(ids if self.end_of_document is None else [*ids, self.end_of_document], dtype=np.int64)
 
 
-class TextStream:
+class TokenDecoder:
     """Streaming decoder: `push` returns the characters that became whole, `finish` what is left (U+FFFD for broken bytes).
 
     All that is returned, joined, is what the ids add to the text of those `before`. Decoding only a window of ids keeps the cost per token
@@ -146,7 +146,7 @@ class TextStream:
         return self._tokenizer.decode(self._window)
 
 
-class ByteStream(TextStream):
+class ByteStream(TokenDecoder):
     """Streaming decoder of tokenizers that know the bytes of every id: exact, and constant work per id."""
 
     def __init__(self, tokenizer: BytesOfIds, before: Sequence[int] = ()) -> None:
@@ -174,5 +174,5 @@ class BytesOfIds(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(self.bytes_of(token) for token in ids).decode("utf-8", errors="replace")
 
-    def stream(self, before: Sequence[int] = ()) -> TextStream:
+    def stream(self, before: Sequence[int] = ()) -> TokenDecoder:
         return ByteStream(self, before)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fullband.data.subword import HuggingFaceTokenizer, TiktokenTokenizer
-from fullband.data.tokenizer import SAVED_AS, BytesOfIds, TextStream, Tokenizer
+from fullband.data.tokenizer import SAVED_AS, BytesOfIds, TokenDecoder, Tokenizer
 from fullband.run_folder import CHECKPOINTS, newest_checkpoint
 
 _PIECES = re.compile(r" ?[^\W\d_]+|[0-9]{1,3}| ?[^\s\w]+|\s|\w")
@@ -97,8 +97,8 @@ class TaskTokenizer(Tokenizer):
                 raise ValueError(f"'{word}' is not a token of {self.name}; write its tokens ({known}) with spaces between them")
         return [self._ids[word] for word in words]
 
-    def stream(self, before: Sequence[int] = ()) -> TextStream:
-        return TextStream(self)  # the space that separates it from its prompt is no part of an answer
+    def stream(self, before: Sequence[int] = ()) -> TokenDecoder:
+        return TokenDecoder(self)  # the space that separates it from its prompt is no part of an answer
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self.names[token] for token in ids if 0 <= token < self.vocab_size)

@@ -50,7 +50,7 @@ class ModeAnswers:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModeComparison:
     """prompts, the tokens of each that were prefilled, and the answers by mode, in the order of `MODES`."""
 
     prompts: list[str]
@@ -98,9 +98,9 @@ def compare_modes(
     tokens: Sequence[Sequence[int]] | None = None,
     batch_size: int = 16,
     on_step: Callable[[ModeName, int, NewText], None] | None = None,
-) -> Comparison:
+) -> ModeComparison:
     """Continue every prompt once in each mode, with the same settings and random numbers. Compute is not equal: Fused runs the
-    prompts in 1 + `options.feedback_passes` passes (default 1), the others in one (`Comparison.positions_read`).
+    prompts in 1 + `options.feedback_passes` passes (default 1), the others in one (`ModeComparison.positions_read`).
 
     options     its mode says nothing here
     tokens      ids of the prompts where they were encoded already
@@ -130,7 +130,7 @@ def compare_modes(
             first += clock.times[0] - opened
             steps += len(clock.times) - 1
         by_mode[mode.name] = ModeAnswers(mode, answers, first, time.perf_counter() - begun, steps)
-    return Comparison(list(prompts), lengths, by_mode)
+    return ModeComparison(list(prompts), lengths, by_mode)
 
 
 class _Clock:

@@ -10,7 +10,7 @@ from fullband.data.batch import Batch
 from fullband.diagnose.numbers import Trace
 from fullband.diagnose.perturb import Perturbation, perturb
 from fullband.diagnose.reach import POSITIONS, Reach, measure_reach
-from fullband.diagnose.rollout import Rollout, check_rollout, roll_out
+from fullband.diagnose.rollout import LongRollout, check_rollout, roll_out
 from fullband.diagnose.sequences import prompts_of
 from fullband.diagnose.trace import trace_passes
 from fullband.diagnose.verdict import Verdict, judge, reference_loss
@@ -50,7 +50,7 @@ class Diagnosis:
     verdict: Verdict
     settings: DiagnosisSettings
     trace: Trace
-    rollouts: list[Rollout]
+    rollouts: list[LongRollout]
     perturbation: Perturbation | None
     reach: list[Reach]
     reach_missing: str | None

@@ -34,7 +34,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class LongRollout:
     """`tokens` new tokens of `rows` rows, from prompts of `prompt` tokens.
 
     temperature    0 = the most likely token
@@ -97,7 +97,7 @@ def roll_out(
     seed: int = 0,
     mode: str = "soft",
     progress: Progress | None = None,
-) -> Rollout:
+) -> LongRollout:
     """Generate `tokens` tokens (at least 2: the last one is not run) after prompts of one length (at least 2), whatever stop ids there
     are.
 
@@ -126,7 +126,7 @@ def roll_out(
             progress(made, tokens)
     states, inputs = torch.stack(watched.state_rms).tolist(), torch.stack(watched.input_rms).tolist()
     places, state_curve = _curve(states)
-    return Rollout(
+    return LongRollout(
         mode=mode,
         temperature=temperature,
         rows=len(prompts),

@@ -40,7 +40,7 @@ class ConvergedReport:
     executed_positions: int
 
 
-class _Rows:
+class _Windows:
     """Where each row stands. Slots count from the first of the row; all tensors live on the model's device."""
 
     def __init__(self, like_BTD: Tensor, lengths_B: Tensor, window: int):
@@ -136,7 +136,7 @@ def run_converged(
         raise ValueError(f"converged passes take a window of at least 1 (given: {window}) and at least 2 passes (given: {max_passes})")
     batch, length, width = inputs.x_BTD.shape
     lengths = torch.full((batch,), length, device=inputs.x_BTD.device) if lengths_B is None else lengths_B.to(inputs.x_BTD.device)
-    rows = _Rows(inputs.x_BTD.new_zeros(batch, length, width), lengths, window)
+    rows = _Windows(inputs.x_BTD.new_zeros(batch, length, width), lengths, window)
     cache: Any | None = None
     start, executed = 0, 0
     while bool(rows.unfinished_B.any()):

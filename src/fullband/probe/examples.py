@@ -54,7 +54,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProbeSetting:
     """Examples that one probe is fitted to, and their two possible answers. `tokens` is the length App. F gives every input, if it does."""
 
     name: str
@@ -67,7 +67,7 @@ class Setting:
     tokens: int | None = None
 
 
-def build_settings(tasks: Sequence[Task] = TASKS, seed: int = 0, groups: int | None = None) -> list[Setting]:
+def build_settings(tasks: Sequence[Task] = TASKS, seed: int = 0, groups: int | None = None) -> list[ProbeSetting]:
     """The settings of these tasks; the first `groups` groups of each (None = all). A pure function of its arguments.
 
     The setting m = 8 with 2 writes a register belongs to both sweeps, and is built once. Raises ValueError for an unknown task.
@@ -75,7 +75,7 @@ def build_settings(tasks: Sequence[Task] = TASKS, seed: int = 0, groups: int | N
     unknown = [task for task in tasks if task not in TASKS]
     if unknown or not tasks:
         raise ValueError(f"unknown probe task '{''.join(unknown[:1])}' (known: {', '.join(TASKS)})")
-    settings: list[Setting] = []
+    settings: list[ProbeSetting] = []
     if "completion" in tasks:
         settings.append(_completion(seed, groups))
     if "memory" in tasks:
@@ -87,7 +87,7 @@ def build_settings(tasks: Sequence[Task] = TASKS, seed: int = 0, groups: int | N
     return settings
 
 
-def _completion(seed: int, limit: int | None) -> Setting:
+def _completion(seed: int, limit: int | None) -> ProbeSetting:
     random = _random(seed, 0)
     ring, digits = random.permutation(NUMERALS).tolist(), random.permutation(SCRATCH).tolist()
     pairs = []
@@ -105,10 +105,10 @@ def _completion(seed: int, limit: int | None) -> Setting:
                 tails = {1: ":", 2: "Status:", 4: f"{0 if updates else scratch}\nStatus:"}
                 text = completion(required, completed, scratch, updates)
                 examples.append(Example(text, int(required == completed), group, updates, tails))
-    return Setting("completion", "completion", STATUS, examples, _count(examples))
+    return ProbeSetting("completion", "completion", STATUS, examples, _count(examples))
 
 
-def _memory(seed: int, limit: int | None) -> Setting:
+def _memory(seed: int, limit: int | None) -> ProbeSetting:
     random = _random(seed, 1)
     tails = {1: ":", 2: " state:", 4: "# final state:"}
     contexts = random.permutation(2**CONTEXT_BITS)[:limit].tolist()
@@ -117,10 +117,10 @@ def _memory(seed: int, limit: int | None) -> Setting:
         for group, context in enumerate(contexts):
             scratch, *operations = [context >> bit & 1 for bit in range(CONTEXT_BITS)]
             examples += [Example(memory(state, scratch, operations, updates), state, group, updates, tails) for state in (0, 1)]
-    return Setting("memory", "memory", BITS, examples, _count(examples))
+    return ProbeSetting("memory", "memory", BITS, examples, _count(examples))
 
 
-def _registers(seed: int, limit: int | None, count: int, writes_each: int) -> Setting:
+def _registers(seed: int, limit: int | None, count: int, writes_each: int) -> ProbeSetting:
     random = _random(seed, 2, count, writes_each)
     examples = []
     for group, (order, bits) in enumerate(_schedules(random, count, writes_each)[:limit]):
@@ -133,7 +133,7 @@ def _registers(seed: int, limit: int | None, count: int, writes_each: int) -> Se
                 examples.append(Example(text, latest[asked] ^ flip, group, QUERY_UPDATES, tails))
     name = f"registers m={count}, {writes_each} writes each"
     tokens = PAPER_TOKENS[count * writes_each]
-    return Setting(name, "registers", BITS, examples, _count(examples), count, writes_each, tokens)
+    return ProbeSetting(name, "registers", BITS, examples, _count(examples), count, writes_each, tokens)
 
 
 def _schedules(random: np.random.Generator, count: int, writes_each: int) -> list[tuple[list[int], list[int]]]:

@@ -9,11 +9,11 @@ from itertools import takewhile
 
 from fullband.data.tokenizer import Tokenizer
 from fullband.data.tokenizers import TaskTokenizer
-from fullband.probe.examples import Setting
+from fullband.probe.examples import ProbeSetting
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ProbeInputs:
     """Tokens of a setting's examples, in their order.
 
     lengths    tokens of every input, by null updates
@@ -43,7 +43,7 @@ class Inputs:
             start = stop
 
 
-def encode_setting(setting: Setting, tokenizer: Tokenizer) -> Inputs:
+def encode_setting(setting: ProbeSetting, tokenizer: Tokenizer) -> ProbeInputs:
     """Tokens in which all examples of a delay are equally long, as are those of a setting for which App. F says how long they are.
 
     Shorter ones are padded at the front with newlines. Raises ValueError for a tokenizer in which the two answers are one, and for one
@@ -74,10 +74,10 @@ def encode_setting(setting: Setting, tokenizer: Tokenizer) -> Inputs:
     shared, telling = _answers(setting, tokenizer)
     if shared:
         notes.append(f"answers begin with the same {len(shared)} tokens; the one after them counts")
-    return Inputs(padded, dict(lengths), steps, shared, telling, notes)
+    return ProbeInputs(padded, dict(lengths), steps, shared, telling, notes)
 
 
-def _suffix_steps(setting: Setting, tokenizer: Tokenizer, encoded: list[list[int]]) -> dict[int, int]:
+def _suffix_steps(setting: ProbeSetting, tokenizer: Tokenizer, encoded: list[list[int]]) -> dict[int, int]:
     """For each suffix, the fewest final tokens that cover its text in every example. Examples that end alike are looked at once."""
     endings = {
         (example.updates, *example.tails.values()): (example, tokens) for example, tokens in zip(setting.examples, encoded, strict=True)
@@ -91,7 +91,7 @@ def _suffix_steps(setting: Setting, tokenizer: Tokenizer, encoded: list[list[int
     return dict(sorted(covering.items()))
 
 
-def _answers(setting: Setting, tokenizer: Tokenizer) -> tuple[list[int], tuple[int, int]]:
+def _answers(setting: ProbeSetting, tokenizer: Tokenizer) -> tuple[list[int], tuple[int, int]]:
     """(what both answers begin with, the two tokens that tell them apart)."""
     first, second = (tokenizer.follow(setting.examples[0].text, f" {answer}") for answer in setting.answers)
     for place, (a, b) in enumerate(zip(first, second, strict=False)):

@@ -12,8 +12,8 @@ from torch import Tensor
 from fullband.data.tokenizer import Tokenizer
 from fullband.feedback.passes import FeedbackModel, check_length
 from fullband.probe.classifier import fit, folds, shuffled
-from fullband.probe.examples import TASKS, Setting, Task, build_settings
-from fullband.probe.inputs import Inputs, encode_setting
+from fullband.probe.examples import TASKS, ProbeSetting, Task, build_settings
+from fullband.probe.inputs import ProbeInputs, encode_setting
 from fullband.probe.prefills import (
     FULL,
     PREFILLS,
@@ -32,7 +32,7 @@ from fullband.probe.result import DepthResult, PrefillResult, ProbeResult, Setti
 class ProbePlan:
     """Settings with their tokens, ready to run."""
 
-    settings: list[tuple[Setting, Inputs]]
+    settings: list[tuple[ProbeSetting, ProbeInputs]]
     prefills: list[str]
     seed: int
     depths: list[int]
@@ -107,7 +107,7 @@ class _Read:
     patched: list[Tensor] = field(default_factory=list)
 
 
-def _probe_setting(model: FeedbackModel, setting: Setting, inputs: Inputs, plan: ProbePlan, batch_tokens: int) -> SettingResult:
+def _probe_setting(model: FeedbackModel, setting: ProbeSetting, inputs: ProbeInputs, plan: ProbePlan, batch_tokens: int) -> SettingResult:
     read = _read_setting(model, inputs, plan, batch_tokens)
     return SettingResult(
         setting.name,
@@ -122,7 +122,7 @@ def _probe_setting(model: FeedbackModel, setting: Setting, inputs: Inputs, plan:
     )
 
 
-def _read_setting(model: FeedbackModel, inputs: Inputs, plan: ProbePlan, batch_tokens: int) -> dict[str, _Read]:
+def _read_setting(model: FeedbackModel, inputs: ProbeInputs, plan: ProbePlan, batch_tokens: int) -> dict[str, _Read]:
     device = model.trunk.device
     answers = Answers(inputs.shared, inputs.telling)
     read = {name: _Read() for name in plan.prefills}
@@ -141,7 +141,7 @@ def _read_setting(model: FeedbackModel, inputs: Inputs, plan: ProbePlan, batch_t
     return read
 
 
-def _probe_prefill(name: str, read: _Read, setting: Setting, inputs: Inputs, plan: ProbePlan) -> PrefillResult:
+def _probe_prefill(name: str, read: _Read, setting: ProbeSetting, inputs: ProbeInputs, plan: ProbePlan) -> PrefillResult:
     seed = plan.seed
     residual_END = torch.cat(read.residuals, dim=1).numpy()
     margin_N, patched_EN = torch.cat(read.margins).numpy(), torch.cat(read.patched, dim=1).numpy()
@@ -180,5 +180,5 @@ def moved_answers(margin_N: np.ndarray, patched_N: np.ndarray) -> tuple[float | 
     return moved, float(((patched - own) * (wanted - own)).sum() / np.square(wanted - own).sum())
 
 
-def _groups(setting: Setting) -> np.ndarray:
+def _groups(setting: ProbeSetting) -> np.ndarray:
     return np.array([example.group for example in setting.examples])

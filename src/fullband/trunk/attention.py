@@ -30,7 +30,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttentionPlan:
     """How T queries, standing at the end of S keys, attend to them."""
 
     tiles: tuple[Tile, ...] = ()
@@ -52,10 +52,10 @@ def visible(query_slots: Tensor, key_slots: Tensor, window: int | None, document
     return allowed
 
 
-def dense_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: Any, dtype: Any = None) -> Plan:
+def dense_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: Any, dtype: Any = None) -> AttentionPlan:
     """One tile, the whole mask, boolean in every dtype: the reference for the other two."""
     slots = torch.arange(keys, device=device)
-    return Plan((Tile(0, queries, 0, keys, visible(slots[keys - queries :], slots, window, documents_BS)),))
+    return AttentionPlan((Tile(0, queries, 0, keys, visible(slots[keys - queries :], slots, window, documents_BS)),))
 
 
 def tiled_plan(
@@ -66,7 +66,7 @@ def tiled_plan(
     device: Any,
     dtype: torch.dtype | None = None,
     tile: int = TILE,
-) -> Plan:
+) -> AttentionPlan:
     """Query tiles that attend only to the keys between their first query's window and their last query.
 
     dtype   of queries and keys: masks are then made ready to be added to scores, once for all layers, where the kernel would convert a
@@ -78,13 +78,13 @@ def tiled_plan(
         stop = min(start + tile, queries)
         spans.append((start, stop, 0 if window is None else max(0, offset + start - window + 1), offset + stop))
     if documents_BS is None:
-        return Plan(tuple(Tile(*span, mask) for span, mask in zip(spans, _masks(spans, window, device, dtype), strict=True)))
+        return AttentionPlan(tuple(Tile(*span, mask) for span, mask in zip(spans, _masks(spans, window, device, dtype), strict=True)))
     slots = torch.arange(keys, device=device)
     tiles = []
     for start, stop, first, last in spans:
         mask = visible(slots[offset + start : offset + stop], slots[first:last], window, documents_BS)
         tiles.append(Tile(start, stop, first, last, _addend(mask, dtype)))
-    return Plan(tuple(tiles))
+    return AttentionPlan(tuple(tiles))
 
 
 def _masks(spans: list[tuple[int, int, int, int]], window: int | None, device: Any, dtype: torch.dtype | None) -> list[Tensor | None]:
@@ -101,7 +101,7 @@ def _addend(mask: Tensor, dtype: torch.dtype | None) -> Tensor:
     return mask if dtype is None else torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
-def flex_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: Any, dtype: Any = None) -> Plan:
+def flex_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: Any, dtype: Any = None) -> AttentionPlan:
     """A block mask for flex_attention, of any dtype."""
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -117,19 +117,19 @@ def flex_plan(queries: int, keys: int, window: int | None, documents_BS: Tensor 
         return ok
 
     batch = None if documents_BS is None else documents_BS.shape[0]
-    return Plan(block_mask=create_block_mask(allowed, batch, None, queries, keys, device=device))
+    return AttentionPlan(block_mask=create_block_mask(allowed, batch, None, queries, keys, device=device))
 
 
 def make_plan(
     queries: int, keys: int, window: int | None, documents_BS: Tensor | None, device: torch.device, dtype: torch.dtype | None = None
-) -> Plan:
+) -> AttentionPlan:
     """The fast plan for this device. `documents_BS` covers the keys; None = one document, no padding. `dtype` is that of the queries."""
     if device.type == "cuda" and queries > 1:
         return flex_plan(queries, keys, window, documents_BS, device)
     return tiled_plan(queries, keys, window, documents_BS, device, dtype)
 
 
-def attend(query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, plan: Plan) -> Tensor:
+def attend(query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, plan: AttentionPlan) -> Tensor:
     """Softmax attention [B, H, T, d] as planned; H query heads share G key/value heads."""
     if plan.block_mask is not None:
         return _flex(query_BHTd)(query_BHTd, key_BGSd, value_BGSd, block_mask=plan.block_mask, enable_gqa=True)

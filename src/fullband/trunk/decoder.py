@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fullband.config import TrunkConfig
 from fullband.layout import NOWHERE, Layout
-from fullband.trunk.attention import Plan, attend, make_plan
+from fullband.trunk.attention import AttentionPlan, attend, make_plan
 from fullband.trunk.cache import Cache, Slots, extend_documents
 from fullband.trunk.pointwise import RMSNorm, rotate
 from fullband.trunk.protocol import Keep, LowerOutput, Merge, TrunkOutput, check_depths
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         opened = torch.sigmoid(self.gate(x_BTD)).transpose(1, 2)[..., None]
         return Query(query, opened), torch.stack([key, heads(self.value(x_BTD)).to(key.dtype)])
 
-    def attend(self, query: Query, keys_values: Tensor, plan: Plan) -> Tensor:
+    def attend(self, query: Query, keys_values: Tensor, plan: AttentionPlan) -> Tensor:
         """Attention output [B, T, D] over all keys and values [2, B, KV heads, S, head dim]."""
         keys, values = keys_values.unbind()
         attended = attend(query.vectors, keys, values, plan) * query.opened
@@ -92,7 +92,13 @@ class Block(nn.Module):
         self.glu_norm_out = RMSNorm(config.width, config.norm_eps, branch_scale)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, past: Tensor | None, plan: Plan, extend: Callable[[Tensor], Tensor] | None = None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        past: Tensor | None,
+        plan: AttentionPlan,
+        extend: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Output [B, T, D], and the new keys and values; a pure function of tensors, for autograd, checkpointing and compile.
 
@@ -192,7 +198,7 @@ class Decoder(nn.Module):
         cos, sin = rotary(positions_BT, self.config, dtype)
         fixed_plans = cache.plans(positions_BT, dtype) if isinstance(cache, StaticCache) else None
         documents = None if isinstance(cache, StaticCache) else extend_documents(cache, layout.documents_BT, batch, length, device)
-        plans: dict[tuple[int, int | None], Plan] = {}
+        plans: dict[tuple[int, int | None], AttentionPlan] = {}
         kept: list[Slots] = []
         wanted = {depth for depth in self.sources if first <= depth and (depth < last or last == len(self.blocks))}
         carried = [x] if first in wanted else []
@@ -221,7 +227,7 @@ class Decoder(nn.Module):
         return x, tuple(carried), None if keep == "none" else Cache(tuple(kept), windows, past_length + length, documents)
 
     def _run(
-        self, block: Any, x: Tensor, cos: Tensor, sin: Tensor, past: Slots | None, keys: int, plan: Plan, keep: Keep
+        self, block: Any, x: Tensor, cos: Tensor, sin: Tensor, past: Slots | None, keys: int, plan: AttentionPlan, keep: Keep
     ) -> tuple[Tensor, Slots | None]:
         """One block; the second output is the layer's past with the new slots after it."""
         if torch.is_grad_enabled():
@@ -242,7 +248,7 @@ class Decoder(nn.Module):
         return _run_eagerly(block, x, cos, sin, plan, extend), extended
 
 
-def _run_eagerly(block: Any, x: Tensor, cos: Tensor, sin: Tensor, plan: Plan, extend: Callable[[Tensor], Tensor]) -> Tensor:
+def _run_eagerly(block: Any, x: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan, extend: Callable[[Tensor], Tensor]) -> Tensor:
     """A block that writes into a cache, hooks included, but past a compiled `forward`: every length of the cache would be compiled."""
     return block._call_impl(x, cos, sin, None, plan, extend)[0]
 

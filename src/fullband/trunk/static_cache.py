@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullband.trunk.attention import Plan, Tile
+from fullband.trunk.attention import AttentionPlan, Tile
 from fullband.trunk.cache import Cache
 
 
@@ -53,7 +53,7 @@ class StaticCache:
         ring = self.layers[layer]
         return ring.index_copy_(-2, (self.filled % ring.shape[-2])[None], new)
 
-    def plans(self, positions_B1: Tensor, dtype: torch.dtype) -> list[Plan]:
+    def plans(self, positions_B1: Tensor, dtype: torch.dtype) -> list[AttentionPlan]:
         """How the next token of each row, at these positions ([1, 1]: one for all), attends to each layer's ring once it is in there."""
         by_size = {slots: self._plan(slots, positions_B1, dtype) for slots in {ring.shape[-2] for ring in self.layers}}
         return [by_size[ring.shape[-2]] for ring in self.layers]
@@ -62,8 +62,8 @@ class StaticCache:
         """The slot that `write` has filled in every layer belongs to the past now."""
         self.filled.add_(1)
 
-    def _plan(self, slots: int, positions_B1: Tensor, dtype: torch.dtype) -> Plan:
+    def _plan(self, slots: int, positions_B1: Tensor, dtype: torch.dtype) -> AttentionPlan:
         ages_S = (self.filled - torch.arange(slots, device=self.filled.device)) % slots
         hidden_BS = ages_S > positions_B1
         bias = torch.zeros(hidden_BS.shape, dtype=dtype, device=hidden_BS.device).masked_fill_(hidden_BS, -torch.inf)
-        return Plan((Tile(0, 1, 0, slots, bias[:, None, None]),))
+        return AttentionPlan((Tile(0, 1, 0, slots, bias[:, None, None]),))
