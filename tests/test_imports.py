@@ -35,15 +35,15 @@ BELOW: dict[str, set[str]] = {
     "decode": CONFIG | {"feedback", "trunk", "data"},
     "model": CONFIG | {"decode", "feedback", "trunk", "presets", "files", "run_folder"},
 }
-BELOW["evaluate"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files", "hf", "loading"}
-BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "spans", "amounts", "run_folder", "device"}
+BELOW["evaluate"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files", "hf", "loading", "strict", "device"}
+BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "spans", "amounts", "run_folder"}
 BELOW["hf"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files"}
 BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}
 BELOW["probe"] = CONFIG | {"decode", "data", "feedback", "trunk"}
 BELOW["costs"] = CONFIG | {"spans"}
-BELOW["plots"] = CONFIG | {"training", "evaluate", "files"}  # reads run folders; never a model
-BELOW["experiments"] = BELOW["training"] | {"training", "diagnose", "probe", "costs", "plots", "strict", "shipped"}
+BELOW["plots"] = CONFIG | {"training", "evaluate", "files", "strict"}  # reads run folders; never a model
+BELOW["experiments"] = BELOW["training"] | {"training", "diagnose", "probe", "costs", "plots", "shipped"}
 HEAVY = ["transformers", "vllm", "lm_eval", "matplotlib", "datasets", "pandas", "pyarrow", "tiktoken", "wandb", "tensorboard", "sklearn"]
 ALONE = SOURCE / "evaluate" / "sandbox" / "inside"  # mounted without the package around it, so it imports its own files relatively
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 
 class Strict(BaseModel):
@@ -63,6 +63,17 @@ def parse(schema: type[Schema], raw: Any, where: str) -> Schema:
         return schema.model_validate(raw)
     except ValidationError as error:
         raise ValueError(f"{where}: {_first_problem(schema, raw, error)}") from None
+
+
+def shape(name: str, **keys: Any) -> Any:
+    """What must be there of a JSON object, whatever else is: keys with their types, or (type, default) of one that may be missing."""
+    fields: dict[str, Any] = {key: kind if isinstance(kind, tuple) else (kind, ...) for key, kind in keys.items()}
+    return create_model(name, __config__=ConfigDict(strict=True), **fields)
+
+
+def list_of(kind: Any, least: int = 0) -> Any:
+    """For `shape`: a list of at least so many of a kind."""
+    return Annotated[list[kind], Field(min_length=least)]
 
 
 def _first_problem(schema: type[BaseModel], raw: Any, error: ValidationError) -> str:

@@ -118,8 +118,8 @@ def test_reports(whole: Path) -> None:
 
 def test_a_finished_evaluation_is_not_run_again(whole: Path, arguments: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     before = (whole / "results.json").read_bytes()
-    monkeypatch.setattr("fullband.evaluate.run.score_benchmark", lambda *asked: pytest.fail("scored again"))
-    monkeypatch.setattr("fullband.evaluate.run.roll_out", lambda *asked: pytest.fail("answered again"))
+    monkeypatch.setattr("fullband.evaluate.evaluation.score_benchmark", lambda *asked: pytest.fail("scored again"))
+    monkeypatch.setattr("fullband.evaluate.evaluation.roll_out", lambda *asked: pytest.fail("answered again"))
     done = fullband(*arguments, "-o", whole)
     assert done.code == 0 and f"continuing {whole}" in done.err.replace("\n", "")
     assert (whole / "results.json").read_bytes() == before
@@ -230,7 +230,7 @@ def test_a_folder_with_another_evaluation(whole: Path, arguments: list[Any]) -> 
 
 def test_a_folder_is_refused_before_any_work(whole: Path, arguments: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A baseline that the report could not lay beside this, another model's, and answers of nobody knows which model."""
-    monkeypatch.setattr("fullband.evaluate.run.evaluate", lambda *asked, **more: pytest.fail("worked"))
+    monkeypatch.setattr("fullband.evaluate.evaluation.evaluate", lambda *asked, **more: pytest.fail("worked"))
     part, beside = tmp_path / "part", tmp_path / "part" / "baseline"
     shutil.copytree(whole, part)
     shutil.copytree(whole, beside)
@@ -252,7 +252,7 @@ def test_another_limit_keeps_the_answers_that_there_are(whole: Path, arguments: 
     part = tmp_path / "part"
     shutil.copytree(whole, part)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("scoring.read_shared", "scoring.read_whole"):
+        for name in ("scoring.states_after_shared", "scoring.states_of_whole"):
             patch.setattr(f"fullband.evaluate.harness.{name}", lambda *asked: pytest.fail("read again"))
         patch.setattr("fullband.evaluate.generative.rollouts.generate_texts", lambda *asked, **more: pytest.fail("answered again"))
         fewer = fullband(*arguments, "--limit", 2, "-o", part, "--json").json
@@ -374,7 +374,7 @@ def test_what_cannot_be_asked_is_said_first(arguments: list[Any], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("dtype", "device", "words"), [("int8", "cpu", "dtype: 'int8' is no"), ("float32", "abacus", "device: 'abacus' is not")]
+    ("dtype", "device", "words"), [("int8", "cpu", "dtype: must be one of"), ("float32", "abacus", "device: 'abacus' is not")]
 )
 def test_the_model_of_lm_eval_refuses(text_run: Trained, dtype: str, device: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -16,7 +16,6 @@ from fullband.evaluate.grading.code_problems import (
     CodeProblem,
     humaneval_problem,
     mbpp_problem,
-    truncate,
 )
 from fullband.evaluate.sandbox import Limits, Sandbox, run_all
 
@@ -82,8 +81,9 @@ def test_a_problem_may_ask_for_the_name_of_a_built_in(sandbox):
         ("anything", (), "anything"),
     ],
 )
-def test_truncation(completion, stops, kept):
-    assert truncate(completion, stops) == kept
+def test_the_stops_leave_the_answer(completion, stops, kept):
+    """A completion ends at the first of them."""
+    assert min((completion.partition(stop)[0] for stop in stops), key=len, default=completion) == kept
 
 
 @pytest.mark.parametrize(

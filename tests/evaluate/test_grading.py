@@ -105,10 +105,7 @@ def test_an_unreadable_reference_is_undecided(grader):
 
 
 def test_many_answers_in_their_order(grader):
-    seen: dict[int, str] = {}
-    pairs = [("1", "1"), ("2", "3"), (r"\frac{1}{2}", "0.5"), ("4", None)]
-    assert grader.grade_all(pairs, lambda index, verdict: seen.update({index: verdict})) == ["right", "wrong", "right", "wrong"]
-    assert seen == {0: "right", 1: "wrong", 2: "right", 3: "wrong"}
+    assert grader.grade_all(r"\frac{1}{2}", ["1/2", "3", "0.5", None]) == ["right", "wrong", "right", "wrong"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fullband.evaluate.evaluation import Journals
 from fullband.evaluate.journal import Journal
-from fullband.evaluate.run import Journals
 
 
 def test_what_was_added_is_read_again(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fullband.evaluate.plan import Plan, check_folder, files_hash, start, weights_hash
+from fullband.evaluate.plan import EvaluationPlan, check_folder, files_hash, start, weights_hash
 
-PLAN = Plan(tasks=("piqa",))
+PLAN = EvaluationPlan(tasks=("piqa",))
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "modeling_x.py")
 
 

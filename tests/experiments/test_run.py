@@ -12,8 +12,8 @@ import pytest
 from experiments.grids import GRID, write_grid
 from fullband.experiments import Experiment, Job, finished_results, jobs_of, load_experiment, run_job
 from fullband.experiments.grid import expected_cost
+from fullband.experiments.jobs import state_of, training_numbers
 from fullband.experiments.measure import measure, reading_name, readings_of
-from fullband.experiments.run import state_of, training_numbers
 from fullband.training import RunResult
 from fullband.training.milestones import Milestones
 

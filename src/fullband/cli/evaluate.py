@@ -12,9 +12,9 @@ from fullband.cli.models import AsJson, Device, Dtype
 from fullband.device import resolve_device, resolve_dtype
 
 if TYPE_CHECKING:
+    from fullband.evaluate.evaluation import Watch
     from fullband.evaluate.harness.text import HarnessText
-    from fullband.evaluate.plan import Plan
-    from fullband.evaluate.run import Watch
+    from fullband.evaluate.plan import EvaluationPlan
     from fullband.loading import LoadedModel
 
 EXAMPLES = """Examples:
@@ -93,19 +93,19 @@ def evaluate(
     from fullband.cli.console import messages
     from fullband.cli.progress import counted_progress
     from fullband.cli.quiet import quiet_transformers
+    from fullband.evaluate.evaluation import load_material
     from fullband.evaluate.harness.model import small_files
     from fullband.evaluate.harness.tasks import offline
     from fullband.evaluate.harness.text import HarnessText
-    from fullband.evaluate.plan import Plan, check_folder, plan_names
+    from fullband.evaluate.plan import EvaluationPlan, check_folder, plan_names
     from fullband.evaluate.report.results import BASELINE, gather_baseline
-    from fullband.evaluate.run import load_material
     from fullband.feedback_config import parse_feedback_passes
 
     if data_dir is not None:
         offline()
     quiet_transformers()
     named = plan_names(tasks or [], suite)
-    plan = Plan(
+    plan = EvaluationPlan(
         **named | ({"shots": shots} if shots is not None else {}),
         readings=tuple(parse_reading(part) for part in feedback_passes.split(",")),
         modes=tuple(dict.fromkeys(mode.strip() for mode in modes.split(","))),
@@ -190,7 +190,7 @@ def open_subject(name: str, device: str, precision: Any) -> Subject:
 def run_part(
     subject: Subject,
     text: HarnessText,
-    plan: Plan,
+    plan: EvaluationPlan,
     material: Any,
     folder: Path,
     watch: Watch,
@@ -198,9 +198,9 @@ def run_part(
     workers: int,
     unsandboxed: bool,
 ) -> None:
+    from fullband.evaluate.evaluation import evaluate as run
+    from fullband.evaluate.evaluation import hashes
     from fullband.evaluate.plan import check_folder, start
-    from fullband.evaluate.run import evaluate as run
-    from fullband.evaluate.run import hashes
     from fullband.files import alone_in
 
     check_folder(folder, plan, subject.about)
@@ -227,7 +227,7 @@ def make_sandbox(unsandboxed: bool) -> Any:
     return Sandbox(sandboxed=not unsandboxed)
 
 
-def finish(folder: Path, plan: Plan, as_json: bool) -> None:
+def finish(folder: Path, plan: EvaluationPlan, as_json: bool) -> None:
     """Results, reports and the tables in the terminal; of a shard only where it is."""
     from fullband.cli.compare import print_results, write_report
     from fullband.cli.console import messages, output, print_json
@@ -241,9 +241,9 @@ def finish(folder: Path, plan: Plan, as_json: bool) -> None:
     messages().print(f"report: {folder / 'report.html'}", soft_wrap=True)
 
 
-def print_prompts(plan: Plan, text: HarnessText, data_dir: Path | None, as_json: bool) -> None:
+def print_prompts(plan: EvaluationPlan, text: HarnessText, data_dir: Path | None, as_json: bool) -> None:
     from fullband.cli.console import output, print_json
-    from fullband.evaluate.run import load_material, show_prompts
+    from fullband.evaluate.evaluation import load_material, show_prompts
 
     shown = show_prompts(load_material(plan, text, data_dir), plan)
     if as_json:
@@ -257,7 +257,7 @@ def print_prompts(plan: Plan, text: HarnessText, data_dir: Path | None, as_json:
                 output().print(f"→ {continuation!r}", soft_wrap=True)
 
 
-def check_modes(plan: Plan) -> None:
+def check_modes(plan: EvaluationPlan) -> None:
     """Raises ValueError for a mode that does not exist."""
     from fullband.decode import resolve_mode
 

@@ -112,7 +112,7 @@ def run_jobs(console: Console, experiment: Experiment, jobs: list[Job], command:
 
     A job that another process has in hand is passed over, and asked for again after the others, in case that process was stopped.
     """
-    from fullband.experiments.run import StoppedError, run_job, state_of
+    from fullband.experiments.jobs import StoppedError, run_job, state_of
     from fullband.files import InUseError
     from fullband.training.progress import TrainingProgress
 
@@ -165,7 +165,7 @@ def print_list(console: Console, listed: list[Experiment]) -> None:
 def job_plan(experiment: Experiment, job: Job) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from fullband.experiments.run import state_of
+    from fullband.experiments.jobs import state_of
 
     return {
         "cell": job.cell.name,

@@ -1,4 +1,5 @@
-"""A journal: finished pieces of work as JSON lines, so that an interrupted evaluation goes on where it stopped."""
+"""A journal: finished pieces of work as JSON lines, so that an interrupted evaluation goes on where it stopped. SHAPES are those of an
+evaluation's records: a line that is JSON and none of these is damage, named by its file and line."""
 
 from __future__ import annotations
 
@@ -6,9 +7,25 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
+
+from fullband.strict import list_of, shape
+
+_ABOUT: dict[str, Any] = {"data_hash": str, "prompt_hash": list[str], "seconds": float}
+_TASK = shape("Task", kind=Literal["task"], metric=str, shots=int | None, **_ABOUT)
+_PROBLEMS = shape("Problems", kind=Literal["generative"], problems=list[int], **_ABOUT)
+_SCORES = dict[str, dict[str, float]]
+_ROLLOUT = shape("Rollout", text=str, tokens=int, finish=str)
+SHAPES: dict[str, Any] = {
+    "scores": dict[str, tuple[float, bool]],  # by evaluation: the log-likelihood of a continuation, and whether it is the greedy one
+    # Older documents, and those without choices, lack `chance`; older rollouts their `question`.
+    "documents": shape("Document", task=str, document=int, prompt_hash=str, scores=_SCORES, chance=(dict[str, float], None)),
+    "rollouts": shape("Rollouts", question=(str, ""), cut=int, rollouts=list_of(_ROLLOUT)),
+    "grades": shape("Grades", verdicts=list[str], details=list[Any]),
+    "tasks": Annotated[_TASK | _PROBLEMS, Field(discriminator="kind")],
+}
 
 
 class Journal:

@@ -12,18 +12,18 @@ from typing import Any, Literal
 
 from fullband.evaluate.generative.problems import TASKS as GENERATIVE
 from fullband.evaluate.generative.problems import Prompts
-from fullband.evaluate.generative.rollouts import Setting
+from fullband.evaluate.generative.rollouts import RolloutSetting
 from fullband.evaluate.harness.definitions import SUITES
 from fullband.feedback_config import FeedbackPasses
 from fullband.files import check_place, file_hash, write_json
 
 PLAN = "plan.json"
-JOURNALS = ("scores", "documents", "rollouts", "grades", "tasks")  # files beside it, .jsonl; see `run.Journals`
+JOURNALS = ("scores", "documents", "rollouts", "grades", "tasks")  # files beside it, .jsonl; see `evaluation.Journals`
 OF_ONE_LIMIT = ("tasks", "documents")  # those that are made of the others, for the documents that are asked for
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """One evaluation of one model.
 
     suite         its name, if one was asked for
@@ -66,12 +66,12 @@ class Plan:
         if not self.tasks and not self.generative:
             raise ValueError("nothing to evaluate: name a task or a suite")
 
-    def settings(self, name: str) -> list[Setting]:
+    def settings(self, name: str) -> list[RolloutSetting]:
         """How a benchmark is answered: mode by mode, temperature by temperature."""
         task = GENERATIVE[name]
         temperatures, n = (self.temperatures, self.n) if task.sampled else ((0.0,), 1)
         return [
-            Setting(
+            RolloutSetting(
                 name,
                 self.prompts,
                 mode,
@@ -85,7 +85,7 @@ class Plan:
             for temperature in temperatures
         ]
 
-    def of_baseline(self) -> Plan:
+    def of_baseline(self) -> EvaluationPlan:
         """The same for a model without feedback."""
         return replace(self, readings=(0,), modes=("standard",))
 
@@ -104,7 +104,7 @@ def plan_names(names: Sequence[str], suite: str | None) -> dict[str, Any]:
     }
 
 
-def check_folder(folder: Path, plan: Plan, model: Mapping[str, Any]) -> bool:
+def check_folder(folder: Path, plan: EvaluationPlan, model: Mapping[str, Any]) -> bool:
     """Whether the folder holds this evaluation already, with this limit or another, or other data: each answer says what made it.
 
     Raises ValueError if it holds another evaluation, or results of which nobody knows what was asked, or can't be written.
@@ -128,8 +128,8 @@ def check_folder(folder: Path, plan: Plan, model: Mapping[str, Any]) -> bool:
     return True
 
 
-def start(folder: Path, plan: Plan, model: Mapping[str, Any], material: Mapping[str, Any] | None = None) -> None:
-    """Make the folder, and write into it what is asked; `material` as `run.hashes` gives it.
+def start(folder: Path, plan: EvaluationPlan, model: Mapping[str, Any], material: Mapping[str, Any] | None = None) -> None:
+    """Make the folder, and write into it what is asked; `material` as `evaluation.hashes` gives it.
 
     Where another limit was, or other data or prompts, tasks are summed up anew; scores and answers stay, and serve where the same is asked.
     """
@@ -144,7 +144,7 @@ def start(folder: Path, plan: Plan, model: Mapping[str, Any], material: Mapping[
     write_json(folder / PLAN, content)
 
 
-def _content(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
+def _content(plan: EvaluationPlan, model: Mapping[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(json.dumps({"model": model, **asdict(plan)}))
     return content
 

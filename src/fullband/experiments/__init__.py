@@ -3,8 +3,8 @@
 from fullband.experiments.checks import check_jobs
 from fullband.experiments.config import Experiment, find_experiment, list_experiments, load_experiment
 from fullband.experiments.grid import Job, jobs_of
+from fullband.experiments.jobs import finished_results, run_job
 from fullband.experiments.report import write_report
-from fullband.experiments.run import finished_results, run_job
 from fullband.experiments.summary import summarise
 
 __all__ = [

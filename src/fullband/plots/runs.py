@@ -9,36 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from fullband.config import parse
 from fullband.plots.curves import Curve, compute_at, read_curves
 from fullband.plots.run_data import data_of_run, differing_data
 from fullband.plots.steps import Steps, steps_of
+from fullband.strict import parse, shape
 from fullband.training.metrics import METRICS, has_metrics, read_metrics
 
-
-class _Step(BaseModel):
-    """Of a logged step: what is used here, beside the losses."""
-
-    model_config = ConfigDict(strict=True)
-
-    step: int
-    passes: int = Field(ge=1)
-    tokens: float
-    token_equivalent_compute: float
-    executed_positions: float
-    switch_on_shock: float | None
-    crossover_step: int | None
-
-
-class _Evaluated(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    step: int
-    validation: dict[str, float] = Field(min_length=1)
+_SPENT = dict.fromkeys(("tokens", "token_equivalent_compute", "executed_positions"), float)
+_MILESTONES = {"switch_on_shock": float | None, "crossover_step": int | None}
+_STEP = shape("Step", step=int, passes=Annotated[int, Field(ge=1)], **_SPENT, **_MILESTONES)  # what is used, beside the losses
+_EVALUATED = shape("Evaluated", step=int, validation=Annotated[dict[str, float], Field(min_length=1)])
 
 
 @dataclass(frozen=True)
@@ -64,21 +48,19 @@ class RunRecord:
     data: dict[str, str] = field(default_factory=dict)
     steps: Steps = field(default_factory=Steps)
 
-    def at(self, compute: float) -> Evaluation | None:
-        """The last evaluation that cost no more than `compute` (and half a step of rounding)."""
-        fitting = [e for e in self.evaluations if e.compute <= compute * (1 + 1e-6)]
+    def last_within(self, amount: Literal["compute", "tokens"], most: float) -> dict[str, Any] | None:
+        """The last evaluation that cost no more than `most` (and half a step of rounding)."""
+        fitting = [vars(e) for e in self.evaluations if getattr(e, amount) <= most * (1 + 1e-6)]
         return fitting[-1] if fitting else None
 
     def to_json(self) -> dict[str, Any]:
-        keys = ("tokens", "token_equivalent_compute", "executed_positions", "switch_on_shock", "crossover_step")
-        training = {f"pass_{curve.k}": curve.smooth[-1] for curve in self.curves}
         return {
             "name": self.name,
             "steps": self.last["step"] + 1,
-            **{key: self.last[key] for key in keys},
+            **{key: self.last[key] for key in (*_SPENT, *_MILESTONES)},
             "switch_on_step": self.switch_on_step,
             "held_out_crossover_step": held_out_crossover(self.evaluations),
-            "training_loss": training,
+            "training_loss": {f"pass_{curve.k}": curve.smooth[-1] for curve in self.curves},
             "evaluations": [vars(e) for e in self.evaluations],
         }
 
@@ -92,8 +74,7 @@ def read_run(folder: Path) -> RunRecord:
     steps = [entry for entry in entries if "objective" in entry]
     if not steps:
         raise ValueError(f"{path}: no step has been logged yet")
-    wanted = ("passes", "tokens", "token_equivalent_compute", "executed_positions", "switch_on_shock", "crossover_step")
-    if missing := [key for key in wanted if key not in steps[-1]]:
+    if missing := [key for key in ("passes", *_SPENT, *_MILESTONES) if key not in steps[-1]]:
         raise ValueError(f"{path}: its steps do not say '{missing[0]}'; it was not written by this program")
     for entry in entries:
         _check_entry(path, entry)
@@ -114,9 +95,10 @@ def _check_entry(path: Path, entry: dict[str, Any]) -> None:
     """Raises ValueError."""
     where = f"{path}: step {entry['step']}"
     if "validation" in entry:
-        parse(_Evaluated, entry, where)
+        parse(_EVALUATED, entry, where)
     if "objective" in entry:
-        for k in range(1, parse(_Step, entry, where).passes + 1):
+        parse(_STEP, entry, where)
+        for k in range(1, entry["passes"] + 1):
             loss = entry.get(f"loss_pass_{k}")
             if not isinstance(loss, (int, float)):
                 raise ValueError(f"{where}: loss_pass_{k} must be a number, got {loss!r}")
@@ -126,22 +108,22 @@ def compare(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """All that the table and the page show, as JSON."""
     equal = min(run.last["token_equivalent_compute"] for run in runs)
     tokens = min(run.last["tokens"] for run in runs)
-    found = []
-    for run in runs:
-        at_compute = run.at(equal)
-        at_tokens = [e for e in run.evaluations if e.tokens <= tokens * (1 + 1e-6)]
-        found.append(
-            run.to_json()
-            | {"at_equal_compute": vars(at_compute) if at_compute else None, "at_equal_tokens": vars(at_tokens[-1]) if at_tokens else None}
-        )
+    found = [
+        run.to_json() | {"at_equal_compute": run.last_within("compute", equal), "at_equal_tokens": run.last_within("tokens", tokens)}
+        for run in runs
+    ]
     return {"equal_compute": equal, "equal_tokens": tokens, "runs": found, "differing_data": differing_of(runs)}
+
+
+def names_of(runs: Sequence[RunRecord]) -> list[str]:
+    """Their names, numbered where two have the same."""
+    names = [run.name for run in runs]
+    return [f"{name} {n}" if names.count(name) > 1 else name for n, name in enumerate(names, start=1)]
 
 
 def differing_of(runs: Sequence[RunRecord]) -> list[str]:
     """What differs between the data of these runs, in words; empty for the same data."""
-    names = [run.name for run in runs]
-    unique = {f"{run.name} {n}" if names.count(run.name) > 1 else run.name: run.data for n, run in enumerate(runs, start=1)}
-    return differing_data(unique)
+    return differing_data({name: run.data for name, run in zip(names_of(runs), runs, strict=True)})
 
 
 def held_out_crossover(evaluations: Sequence[Evaluation]) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fullband.plots.chart import Chart, Line, Mark, near_axis
 from fullband.plots.curves import ROOM, compute_at
 from fullband.plots.markers import RUN_MARKERS, passes_dashes, run_key
-from fullband.plots.runs import RunRecord, held_out_crossover
+from fullband.plots.runs import RunRecord, held_out_crossover, names_of
 from fullband.plots.steps import compute_axis, millions, steps_html
 from fullband.plots.style import passes_label
 
@@ -16,15 +16,9 @@ MOST_LABELS = 6  # of marks in one picture; with more, the table alone says whic
 
 def runs_charts(runs: Sequence[RunRecord]) -> str:
     """Of MOST_RUNS runs at most: each has its own colour and marker, dashes tell the numbers of feedback passes apart."""
-    names = label_of(runs)
+    names = names_of(runs)
     steps = {name: (run_key(number), run.steps) for number, (name, run) in enumerate(zip(names, runs, strict=True))}
     return loss_chart(runs).html() + steps_html(steps)
-
-
-def label_of(runs: Sequence[RunRecord]) -> list[str]:
-    """Their names, numbered where two have the same."""
-    names = [run.name for run in runs]
-    return [f"{name} {n}" if names.count(name) > 1 else name for n, name in enumerate(names, start=1)]
 
 
 def loss_chart(runs: Sequence[RunRecord]) -> Chart:
@@ -32,7 +26,7 @@ def loss_chart(runs: Sequence[RunRecord]) -> Chart:
     evaluated = [list(dict.fromkeys(passes for e in run.evaluations for passes in e.losses)) for run in runs]
     dashes = passes_dashes(list(dict.fromkeys(passes for own in evaluated for passes in own)))
     lines, training = [], []
-    for number, (name, run) in enumerate(zip(label_of(runs), runs, strict=True)):
+    for number, (name, run) in enumerate(zip(names_of(runs), runs, strict=True)):
         key, marker = run_key(number), RUN_MARKERS[number]
         training += [Line(key, name, millions(curve.compute), curve.smooth) for curve in run.curves]
         for passes in evaluated[number]:
@@ -49,7 +43,7 @@ def loss_chart(runs: Sequence[RunRecord]) -> Chart:
 def marks_of(runs: Sequence[RunRecord]) -> list[Mark]:
     """Where feedback was switched on, where the training loss crossed over, and from where on it paid on held-out loss."""
     found = []
-    for number, (name, run) in enumerate(zip(label_of(runs), runs, strict=True)):
+    for number, (name, run) in enumerate(zip(names_of(runs), runs, strict=True)):
         places = (
             ("feedback on", run.switch_on_step or None),  # from the first step on there is nothing to mark
             ("crossover in training", run.last["crossover_step"]),

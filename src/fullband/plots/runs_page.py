@@ -43,8 +43,8 @@ def losses(by_passes: dict[str, float]) -> str:
 
 
 def _at_equal(run: dict[str, Any]) -> list[str]:
-    at_compute, at_tokens = (run[key] for key in ("at_equal_compute", "at_equal_tokens"))
-    return [run["name"], *(losses(e["losses"]) if e else "not evaluated until then" for e in (at_compute, at_tokens))]
+    evaluations = (run["at_equal_compute"], run["at_equal_tokens"])
+    return [run["name"], *(losses(e["losses"]) if e else "not evaluated until then" for e in evaluations)]
 
 
 def _milestones(run: dict[str, Any], held_out: str) -> list[str]:

@@ -8,92 +8,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from fullband.config import parse
 from fullband.plots.runs import RunRecord, read_run
+from fullband.strict import list_of, parse, shape
 from fullband.training.metrics import METRICS, has_metrics
 
 DIAGNOSIS, PROBE = "diagnosis.json", "results.json"
+
+# What is drawn of the files, whatever else they hold.
 Number = float | None  # null where it was not measured or is not finite
 
-
-class _Part(BaseModel):
-    """Of a file: the keys that are drawn, whatever else is there."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class _Change(_Part):
-    relative: Number
-    absolute: Number
-    p99: Number
-
-
-class _Record(_Part):
-    k: int
-    loss: Number
-    loss_past: Number
-    change: _Change | None
-    change_front: _Change | None
-    change_past: _Change | None
-
-
-class _Trace(_Part):
-    rows: int
-    length: int
-    horizon: int
-    records: list[_Record] = Field(min_length=1)
-    loss_exact: Number
-    loss_exact_past: Number
-
-
-class _Grid(_Part):
-    mode: Literal["standard", "soft"]
-    layers: list[int] = Field(min_length=1)
-    prompt: int
-    unexpected: int
-    influence: list[list[list[Number]]]
-
-
-class _Passes(_Part):
-    passes: int
-
-
-class Diagnosis(_Part):
-    """diagnosis.json."""
-
-    verdict: str
-    model: str
-    settings: _Passes
-    trace: _Trace
-    reach: list[_Grid]
-
-
-class _Depth(_Part):
-    depth: int
-    accuracy: float
-    stderr: float
-    moved: Number
-
-
-class _Prefill(_Part):
-    prefill: Literal["standard", "1", "2", "4", "full"]
-    depths: list[_Depth] = Field(min_length=1)
-
-
-class _Setting(_Part):
-    task: str
-    setting: str
-    registers: int | None = None
-    writes_each: int | None = None
-    prefills: list[_Prefill] = Field(min_length=1)
-
-
-class Probe(_Part):
-    """A probe's results.json."""
-
-    settings: list[_Setting]
+_CHANGE = shape("Change", relative=Number, absolute=Number, p99=Number)
+_RECORD = shape(
+    "Record", k=int, loss=Number, loss_past=Number, change=_CHANGE | None, change_front=_CHANGE | None, change_past=_CHANGE | None
+)
+_TRACE = shape("Trace", rows=int, length=int, horizon=int, records=list_of(_RECORD, 1), loss_exact=Number, loss_exact_past=Number)
+_GRID = shape(
+    "Grid",
+    mode=Literal["standard", "soft"],
+    layers=list_of(int, 1),
+    prompt=int,
+    unexpected=int,
+    influence=list[list[list[Number]]],
+)
+_DEPTH = shape("Depth", depth=int, accuracy=float, stderr=float, moved=Number)
+_PREFILL = shape("Prefill", prefill=Literal["standard", "1", "2", "4", "full"], depths=list_of(_DEPTH, 1))
+_SETTING = shape(
+    "Setting", task=str, setting=str, registers=(int | None, None), writes_each=(int | None, None), prefills=list_of(_PREFILL, 1)
+)
+SCHEMAS = {
+    DIAGNOSIS: shape("Diagnosis", verdict=str, model=str, settings=shape("Settings", passes=int), trace=_TRACE, reach=list_of(_GRID)),
+    PROBE: shape("Probe", settings=list_of(_SETTING)),
+}
 
 
 @dataclass(frozen=True)
@@ -112,10 +57,10 @@ def read_sources(folders: Sequence[Path]) -> Sources:
     probes: dict[str, dict[str, Any]] = {}
     for place, folder in {folder.resolve(): folder for folder in folders}.items():
         name, held = place.name, False
-        for file, kept, schema in ((DIAGNOSIS, diagnoses, Diagnosis), (PROBE, probes, Probe)):
+        for file, kept in ((DIAGNOSIS, diagnoses), (PROBE, probes)):
             if (folder / file).is_file():
                 _check_name(folder, name, kept)
-                kept[name] = _read(folder / file, schema)
+                kept[name] = _read(folder / file)
                 held = True
         if has_metrics(folder):
             _check_name(folder, name, [run.name for run in runs])
@@ -132,12 +77,11 @@ def _check_name(folder: Path, name: str, others: Collection[str]) -> None:
         raise ValueError(f"{folder}: another folder is called '{name}' too, and so would its figures be; draw them into two folders")
 
 
-def _read(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
-    """The file as it is: `schema` says what must be there."""
+def _read(path: Path) -> dict[str, Any]:
+    """The file as it is; its schema says what must be there."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not readable as JSON ({error})") from None
-    parse(schema, found, f"{path}: not as diagnose or probe writes it")
-    assert isinstance(found, dict)
+    parse(SCHEMAS[path.name], found, f"{path}: not as diagnose or probe writes it")
     return found

@@ -16,8 +16,8 @@ from fullband.decode import TextCompletion
 from fullband.evaluate.generative import rollouts as rollouts_module
 from fullband.evaluate.generative.grades import grade
 from fullband.evaluate.generative.problems import TASKS, ProblemSet, load_problems
-from fullband.evaluate.generative.rollouts import Setting, roll_out
-from fullband.evaluate.generative.summary import summarize
+from fullband.evaluate.generative.rollouts import RolloutSetting, roll_out
+from fullband.evaluate.generative.scores import summarize
 from fullband.evaluate.harness.text import HarnessText
 from fullband.evaluate.journal import Journal
 from fullband.evaluate.sandbox import Sandbox
@@ -64,8 +64,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]
     return play
 
 
-def setting(mode: str, temperature: float, n: int, task: str = "humaneval") -> Setting:
-    return Setting(task, "base", mode, 1 if mode == "fused" else None, temperature, n, 16, 5)
+def setting(mode: str, temperature: float, n: int, task: str = "humaneval") -> RolloutSetting:
+    return RolloutSetting(task, "base", mode, 1 if mode == "fused" else None, temperature, n, 16, 5)
 
 
 def test_code(data: Path, script: Any, sandbox: Sandbox, isometric_model: Callable[..., FullBandModel], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Log-likelihoods under every reading: against the slow recurrence, over batches, over shared rows."""
+"""Log-likelihoods under every scoring: against the slow recurrence, over batches, over shared beginnings."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 
 from fullband.decode import generate
-from fullband.evaluate.harness import rows
-from fullband.evaluate.harness.rows import group_rows, rows_of
+from fullband.evaluate.harness import sharing
 from fullband.evaluate.harness.scoring import Continuation, score_continuations
-from fullband.evaluate.harness.states import Reading
+from fullband.evaluate.harness.sharing import examples_of, group_examples
+from fullband.evaluate.harness.states import Scoring
 from fullband.model import FullBandModel
 from fullband.trunk.residual import runs_watched
 from hf.models import FAMILIES, shared
 from reference.seam import read
 
-READINGS: tuple[Reading, ...] = (0, 1, 2, 3, "exact", "converged", "soft")
+SCORINGS: tuple[Scoring, ...] = (0, 1, 2, 3, "exact", "converged", "soft")
 
 
 def requests() -> list[Continuation]:
@@ -34,39 +34,39 @@ def requests() -> list[Continuation]:
 
 
 @torch.no_grad()
-def reference(model: FullBandModel, request: Continuation, reading: Reading) -> float:
+def reference(model: FullBandModel, request: Continuation, scoring: Scoring) -> float:
     """One row alone, without padding; Soft position by position from a plain context."""
     inputs = torch.tensor([(request.context + request.tokens)[:-1]])
     plain = torch.arange(inputs.shape[1])[None] < len(request.context)
-    if reading == "soft":
+    if scoring == "soft":
         states = read(model, inputs, "exact", plain_BT=plain)
     else:
-        states = read(model, inputs, inputs.shape[1] if reading == "converged" else reading)
+        states = read(model, inputs, inputs.shape[1] if scoring == "converged" else scoring)
     log_probabilities = F.log_softmax(model.trunk.head(states[0, len(request.context) - 1 :]), dim=-1)
     return float(log_probabilities.gather(1, torch.tensor(request.tokens)[:, None]).sum())
 
 
 @pytest.mark.parametrize("batch_rows", [1, 8])
-def test_scores_equal_the_slow_reading(isometric_model: Callable[..., FullBandModel], batch_rows: int) -> None:
+def test_scores_equal_the_slow_recurrence(isometric_model: Callable[..., FullBandModel], batch_rows: int) -> None:
     model = isometric_model()
     asked = requests()
-    found = score_continuations(model, asked, READINGS, batch_rows)
+    found = score_continuations(model, asked, SCORINGS, batch_rows)
     for request, scores in zip(asked, found, strict=True):
-        for reading in READINGS:
-            tolerance = 0.05 if reading == "converged" else 1e-9
-            assert scores[reading].log_likelihood == pytest.approx(known(model, request, reading), abs=tolerance), (request, reading)
+        for scoring in SCORINGS:
+            tolerance = 0.05 if scoring == "converged" else 1e-9
+            assert scores[scoring].log_likelihood == pytest.approx(known(model, request, scoring), abs=tolerance), (request, scoring)
     differing = [scores for scores in found if scores[0].log_likelihood != scores[1].log_likelihood]
     assert len(differing) == len(asked) - sum(len(r.context) + len(r.tokens) == 2 for r in asked)
 
 
-KNOWN: dict[tuple[Continuation, Reading], float] = {}
+KNOWN: dict[tuple[Continuation, Scoring], float] = {}
 
 
-def known(model: FullBandModel, request: Continuation, reading: Reading) -> float:
+def known(model: FullBandModel, request: Continuation, scoring: Scoring) -> float:
     """The reference of the default `isometric_model()`, which is the same in all tests; computed once for each request."""
-    if (request, reading) not in KNOWN:
-        KNOWN[request, reading] = reference(model, request, reading)
-    return KNOWN[request, reading]
+    if (request, scoring) not in KNOWN:
+        KNOWN[request, scoring] = reference(model, request, scoring)
+    return KNOWN[request, scoring]
 
 
 def questions() -> list[Continuation]:
@@ -90,41 +90,42 @@ def questions() -> list[Continuation]:
 @pytest.mark.parametrize(
     "batch_rows", [3, 32, *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.xdist_group("scoring")]) for n in (2, 8))]
 )
-def test_a_common_beginning_is_read_once_and_changes_nothing(
+def test_a_common_beginning_is_run_once_and_changes_nothing(
     isometric_model: Callable[..., FullBandModel], batch_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "LEAST_SAVED", 1)
+    monkeypatch.setattr(sharing, "LEAST_SAVED", 1)
     model, asked = isometric_model(), questions()
-    groups, _ = group_rows(rows_of([(request.context + request.tokens[:-1], len(request.context)) for request in asked]), batch_rows)
+    examples = examples_of([(request.context + request.tokens[:-1], len(request.context)) for request in asked])
+    groups = [group for group in group_examples(examples, batch_rows) if group.shared]
     assert len(groups) >= 4 and len({group.shared for group in groups}) >= 4, groups
-    found = score_continuations(model, asked, READINGS, batch_rows)
+    found = score_continuations(model, asked, SCORINGS, batch_rows)
     for request, scores in zip(asked, found, strict=True):
-        for reading in READINGS:
-            tolerance = 0.05 if reading == "converged" else 1e-9
-            assert scores[reading].log_likelihood == pytest.approx(known(model, request, reading), abs=tolerance), (request, reading)
+        for scoring in SCORINGS:
+            tolerance = 0.05 if scoring == "converged" else 1e-9
+            assert scores[scoring].log_likelihood == pytest.approx(known(model, request, scoring), abs=tolerance), (request, scoring)
 
 
-@pytest.mark.parametrize("reading", ["soft", "exact", 2])
-def test_one_reading_alone_shares_beginnings_too(isometric_model: Callable[..., FullBandModel], reading: Reading) -> None:
+@pytest.mark.parametrize("scoring", ["soft", "exact", 2])
+def test_one_scoring_alone_shares_beginnings_too(isometric_model: Callable[..., FullBandModel], scoring: Scoring) -> None:
     model, asked = isometric_model(), questions()
-    for request, scores in zip(asked, score_continuations(model, asked, [reading]), strict=True):
-        assert scores[reading].log_likelihood == pytest.approx(known(model, request, reading), abs=1e-9)
+    for request, scores in zip(asked, score_continuations(model, asked, [scoring]), strict=True):
+        assert scores[scoring].log_likelihood == pytest.approx(known(model, request, scoring), abs=1e-9)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_beginnings_are_shared_on_every_kind_of_trunk(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Full attention, sliding windows, recurrent layers; padded beginnings."""
-    monkeypatch.setattr(rows, "LEAST_SAVED", 1)
+    monkeypatch.setattr(sharing, "LEAST_SAVED", 1)
     model = shared(family)
     begin = [tuple(range(2, 2 + n)) for n in (9, 6)]
     asked = [Continuation(beginning, tokens) for beginning in begin for tokens in ((1, 2), (3, 1, 4, 1), (5, 5, 2))]
-    made = rows_of([(request.context + request.tokens[:-1], len(request.context)) for request in asked])
-    assert [(group.shared, len(group.rows)) for group in group_rows(made, 3)[0]] == [(5, 3), (8, 3)]
-    wanted: list[Reading] = [0, 2, "soft"]
+    made = examples_of([(request.context + request.tokens[:-1], len(request.context)) for request in asked])
+    assert [(group.shared, len(group.examples)) for group in group_examples(made, 3)] == [(5, 3), (8, 3)]
+    wanted: list[Scoring] = [0, 2, "soft"]
     for request, scores in zip(asked, score_continuations(model, asked, wanted, 6), strict=True):
-        for reading in wanted:
-            assert scores[reading].log_likelihood == pytest.approx(reference(model, request, reading), abs=1e-5), reading
+        for scoring in wanted:
+            assert scores[scoring].log_likelihood == pytest.approx(reference(model, request, scoring), abs=1e-5), scoring
 
 
 def test_fewer_positions_are_read(isometric_model: Callable[..., FullBandModel]) -> None:
@@ -151,7 +152,7 @@ def test_soft_reads_a_context_once_and_the_continuation_position_by_position(iso
 def test_groups_are_a_partition_that_saves_positions() -> None:
     generator = torch.Generator().manual_seed(1)
     beginnings = [tuple(torch.randint(3, (n,), generator=generator).tolist()) for n in (80, 70, 30, 3)]
-    made = rows_of(
+    made = examples_of(
         [
             ((*beginning, *torch.randint(3, (n,), generator=generator).tolist()), len(beginning) + n - 2)
             for beginning in beginnings
@@ -159,16 +160,19 @@ def test_groups_are_a_partition_that_saves_positions() -> None:
         ]
     )
     for most in (1, 2, 4, 100):
-        groups, alone = group_rows(made, most)
-        assert sorted(id(row) for row in [*alone, *(row for group in groups for row in group.rows)]) == sorted(map(id, made))
+        every = group_examples(made, most)
+        assert sorted(id(example) for group in every for example in group.examples) == sorted(map(id, made))
+        groups = [group for group in every if group.shared]
+        assert all(len(group.examples) == 1 for group in every if not group.shared)
         for group in groups:
-            assert 2 <= len(group.rows) <= most and group.saved >= rows.LEAST_SAVED
-            assert len({row.inputs[: group.shared] for row in group.rows}) == 1
-            assert all(0 < group.shared < row.start for row in group.rows)
+            assert 2 <= len(group.examples) <= most and group.saved >= sharing.LEAST_SAVED
+            assert len({example.inputs[: group.shared] for example in group.examples}) == 1
+            assert all(0 < group.shared < example.start for example in group.examples)
         assert (not groups) == (most == 1)
-        batches = list(rows.batches_of_groups(groups, most))
-        assert all(sum(len(group.rows) for group in batch) <= most for batch in batches)
-        assert sum(len(batch) for batch in batches) == len(groups)
+        batches = list(sharing.batches_of(every, most))
+        assert all(sum(len(group.examples) for group in batch) <= most for batch in batches)
+        assert all(len({group.shared > 0 for group in batch}) == 1 for batch in batches)
+        assert sum(len(batch) for batch in batches) == len(every)
 
 
 def test_soft_without_a_cache_to_step_from(isometric_model: Callable[..., FullBandModel]) -> None:
@@ -176,8 +180,8 @@ def test_soft_without_a_cache_to_step_from(isometric_model: Callable[..., FullBa
     model.trunk.supports_prefix_reuse = False
     asked = requests()[:6]
     for request, scores in zip(asked, score_continuations(model, asked, ["soft", 1]), strict=True):
-        for reading, score in scores.items():
-            assert score.log_likelihood == pytest.approx(reference(model, request, reading), abs=1e-9), reading
+        for scoring, score in scores.items():
+            assert score.log_likelihood == pytest.approx(reference(model, request, scoring), abs=1e-9), scoring
 
 
 def test_long_continuations_in_soft_are_read_position_by_position(isometric_model: Callable[..., FullBandModel]) -> None:
@@ -187,17 +191,17 @@ def test_long_continuations_in_soft_are_read_position_by_position(isometric_mode
     assert scores["soft"].log_likelihood == pytest.approx(reference(model, request, "soft"), abs=1e-9)
 
 
-@pytest.mark.parametrize(("mode", "reading"), [("standard", 0), ("soft", "soft"), ("fused", "exact")])
+@pytest.mark.parametrize(("mode", "scoring"), [("standard", 0), ("soft", "soft"), ("fused", "exact")])
 def test_what_a_mode_generates_greedily_is_greedy_in_its_reading(
-    isometric_model: Callable[..., FullBandModel], mode: str, reading: Reading
+    isometric_model: Callable[..., FullBandModel], mode: str, scoring: Scoring
 ) -> None:
     model = isometric_model()
     prompt = (4, 8, 15, 16)
     [made] = generate(model, [prompt], mode, "exact" if mode == "fused" else None, max_new_tokens=12)
-    [scores] = score_continuations(model, [Continuation(prompt, tuple(made.tokens))], [reading])
-    assert scores[reading].greedy
-    [other] = score_continuations(model, [Continuation(prompt, (*made.tokens[:-1], (made.tokens[-1] + 1) % 23))], [reading])
-    assert not other[reading].greedy
+    [scores] = score_continuations(model, [Continuation(prompt, tuple(made.tokens))], [scoring])
+    assert scores[scoring].greedy
+    [other] = score_continuations(model, [Continuation(prompt, (*made.tokens[:-1], (made.tokens[-1] + 1) % 23))], [scoring])
+    assert not other[scoring].greedy
 
 
 def test_what_does_not_fit_loses_its_beginning(isometric_model: Callable[..., FullBandModel]) -> None:
@@ -222,7 +226,7 @@ def test_shared_inputs_are_read_once(isometric_model: Callable[..., FullBandMode
 
 
 @pytest.mark.parametrize(
-    ("request_", "readings", "expected"),
+    ("request_", "scorings", "expected"),
     [
         (Continuation((1,), ()), [0], "a continuation has 1 to 64 tokens and a context before it, not 0"),
         (Continuation((), (1,)), [0], "a continuation has 1 to 64 tokens"),
@@ -231,7 +235,7 @@ def test_shared_inputs_are_read_once(isometric_model: Callable[..., FullBandMode
     ],
 )
 def test_bad_requests(
-    isometric_model: Callable[..., FullBandModel], request_: Continuation, readings: list[Reading], expected: str
+    isometric_model: Callable[..., FullBandModel], request_: Continuation, scorings: list[Scoring], expected: str
 ) -> None:
     with pytest.raises(ValueError, match=expected):
-        score_continuations(isometric_model(), [request_], readings)
+        score_continuations(isometric_model(), [request_], scorings)

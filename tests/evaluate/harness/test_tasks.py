@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from fullband.evaluate.harness.aggregate import mean_of_tasks, summarize_task
 from fullband.evaluate.harness.choice import chance_of, check_metrics, requests_of, score_benchmark
 from fullband.evaluate.harness.definitions import PAPER_TASKS, SUITES, expand
 from fullband.evaluate.harness.model import FullBandLM
-from fullband.evaluate.harness.summary import mean_of_tasks, summarize_task
 from fullband.evaluate.harness.tasks import Benchmark, code_unrun, load_benchmarks
 
 

@@ -90,7 +90,7 @@ def test_a_template_without_a_system_role_gets_the_rest(recwarn: pytest.Warnings
     [
         ("a", "", "the answer '' has no token to score"),
         ("", "", "the answer '' has no token to score"),
-        (" ", "b", "the answer 'b' stands behind a context without a token"),  # lm-eval gives the context's last spaces to the answer
+        (" ", "b", "the answer 'b' follows a context without a token"),  # lm-eval gives the context's last spaces to the answer
         ("a", " b" * 90, "has 180 tokens and does not fit the model's context of 96"),
     ],
 )

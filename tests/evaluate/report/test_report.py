@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from drawing import undrawn
+from fullband.evaluate.evaluation import Journals
 from fullband.evaluate.generative.problems import TASKS
-from fullband.evaluate.plan import Plan, check_folder, start
+from fullband.evaluate.plan import EvaluationPlan, check_folder, start
 from fullband.evaluate.report.compare import compare_runs
 from fullband.evaluate.report.markdown import answer_text, markdown
 from fullband.evaluate.report.results import build_results, write_results
 from fullband.evaluate.report.tables import PAPER, score, tables_of
-from fullband.evaluate.run import Journals
 from fullband.plots.evaluation import plot_evaluation, plot_passes
 from fullband.plots.evaluation_page import page
 
@@ -27,12 +27,12 @@ PUBLISHED = [path.parent for path in sorted((Path(__file__).parents[3] / "result
 ZERO_SHOT = ("winogrande", "piqa", "openbookqa", "arc_easy", "arc_challenge")
 
 
-def write_run(folder: Path, documents: int, better: float = 0.0, shard: tuple[int, int] = (0, 1), plain: bool = False) -> Plan:
+def write_run(folder: Path, documents: int, better: float = 0.0, shard: tuple[int, int] = (0, 1), plain: bool = False) -> EvaluationPlan:
     """Tasks: right in half of the documents, and in `better` more of them after one pass. GSM8K in two modes, MBPP at two temperatures.
 
     plain  read as a baseline is
     """
-    plan = Plan(
+    plan = EvaluationPlan(
         suite="paper-0shot", tasks=ZERO_SHOT, shots=0, generative=("gsm8k", "mbpp"), readings=(0, 1), modes=("standard", "soft"),
         prompts="chat", temperatures=(0.3, 0.7), n=2, k=2, shard=shard,
     )  # fmt: skip

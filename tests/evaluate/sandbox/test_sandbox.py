@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -270,28 +269,22 @@ def test_as_another_user(sandbox, tmp_path_factory):
 
 def test_many_at_a_time_in_their_order(sandbox):
     programs = [Program(f"def f(): return {i}", f"assert f() == {i if i % 3 else -1}") for i in range(12)]
-    seen: list[int] = []
-    threads: set[int] = set()
-
-    def progress(index, result):
-        seen.append(index)
-        threads.add(threading.get_ident())
-
-    results = run_all(programs, sandbox, workers=3, progress=progress)
+    results = run_all(programs, sandbox, workers=3)
     assert [result.passed for result in results] == [i % 3 != 0 for i in range(12)]
-    assert sorted(seen) == list(range(12)) and threads == {threading.get_ident()}
 
 
-def test_an_interrupt_ends_the_pool(sandbox):
-    started: list[int] = []
+def test_an_interrupt_ends_the_pool(sandbox, monkeypatch):
+    started: list[Program] = []
 
-    def interrupt(index, result):
-        started.append(index)
+    def interrupted(program):
+        started.append(program)
+        time.sleep(0.05)
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(sandbox, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_all([Program("", "")] * 200, sandbox, workers=2, progress=interrupt)
-    assert len(started) == 1
+        run_all([Program("", "")] * 200, sandbox, workers=2)
+    assert len(started) < 20
 
 
 def test_the_host_dying_ends_the_sandbox(sandbox):

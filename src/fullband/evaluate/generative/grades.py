@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fullband.evaluate import grading
 from fullband.evaluate.generative.problems import Problem, ProblemSet
-from fullband.evaluate.generative.rollouts import Setting
+from fullband.evaluate.generative.rollouts import RolloutSetting
 from fullband.evaluate.grading import MathGrader, fenced_code, grade_gsm8k, math_answer
-from fullband.evaluate.grading.code_problems import CodeProblem
 from fullband.evaluate.journal import Journal
 from fullband.evaluate.sandbox import Program, Sandbox, run_all
+
+Judge = Callable[[Any, list[str]], tuple[list[str], list[Any]]]  # (reference, texts) -> (verdicts, details)
 
 
 def grade(
     found: ProblemSet,
-    settings: Sequence[Setting],
+    settings: Sequence[RolloutSetting],
     rollouts: Journal,
     grades: Journal,
     *,
     sandbox: Callable[[], Sandbox] = Sandbox,
     workers: int = 1,
-    done: Callable[[int], None] | None = None,
+    done: Callable[[int], None] = lambda rollouts: None,
 ) -> None:
     """Put into `grades`, under the rollouts' keys, {"made_of": …, "verdicts": […], "details": […]} of each problem that lacks them.
 
@@ -39,33 +42,34 @@ def grade(
     GSM8K's verdict is the official one in base prompts, whose examples show the form; in chat prompts, which only ask for it, the number
     counts by its value, after `####` or the last. Raises ValueError where the sandbox or math-verify is missing.
     """
-    waiting = [
-        (setting.key(problem), problem, [rollout["text"] for rollout in rollouts[setting.key(problem)]["rollouts"]])
-        for setting in settings
-        for problem in found.problems
-        if setting.key(problem) in rollouts
-    ]
-    name, chat = found.task.name, found.prompts == "chat"
-    made_of = {key: _made_of(name, chat, problem, texts) for key, problem, texts in waiting}
-    waiting = [one for one in waiting if (grades.get(one[0]) or {}).get("made_of") != made_of[one[0]]]
+    chat = found.prompts == "chat"
+    waiting = []
+    for setting in settings:
+        for problem in found.problems:
+            key = setting.key(problem)
+            texts = [rollout["text"] for rollout in rollouts[key]["rollouts"]] if key in rollouts else []
+            made_of = _made_of(found.task.name, chat, problem, texts)
+            if texts and (grades.get(key) or {}).get("made_of") != made_of:
+                waiting.append((key, problem, texts, made_of))
     if not waiting:
         return
+    with _judge(found.task.name, chat, workers, sandbox) as judge:
+        for key, problem, texts, made_of in waiting:
+            verdicts, details = judge(problem.reference, texts)
+            grades.add({key: {"made_of": made_of, "verdicts": verdicts, "details": details}})
+            done(len(texts))
+
+
+@contextmanager
+def _judge(name: str, chat: bool, workers: int, sandbox: Callable[[], Sandbox]) -> Iterator[Judge]:
+    """The grader of a benchmark."""
     if name == "gsm8k":
-        grades.add({key: {"made_of": made_of[key]} | _gsm8k(str(problem.reference), texts, chat) for key, problem, texts in waiting})
+        yield partial(_gsm8k, chat)
     elif name == "math500":
         with MathGrader(workers=workers) as grader:
-            for key, problem, texts in waiting:
-                answers = [math_answer(text) for text in texts]
-                verdicts = grader.grade_all([(str(problem.reference), answer) for answer in answers])
-                grades.add({key: {"made_of": made_of[key], "verdicts": verdicts, "details": answers}})
-                if done is not None:
-                    done(len(texts))
-        return
+            yield partial(_math, grader)
     else:
-        _code(waiting, made_of, grades, sandbox(), workers, chat, done)
-        return
-    if done is not None:
-        done(sum(len(texts) for _, _, texts in waiting))
+        yield partial(_code, sandbox(), workers, chat)
 
 
 def _made_of(name: str, chat: bool, problem: Problem, texts: list[str]) -> str:
@@ -84,29 +88,21 @@ def grader_hash() -> str:
     return hashlib.sha256(b"\0".join([versions.encode(), *(path.read_bytes() for path in files)])).hexdigest()[:16]
 
 
-def _gsm8k(solution: str, texts: list[str], chat: bool) -> dict[str, Any]:
+def _gsm8k(chat: bool, solution: Any, texts: list[str]) -> tuple[list[str], list[Any]]:
     found = [grade_gsm8k(solution, text) for text in texts]
     details = ["strict" if one.strict else "chat" if chat and one.chat else "flexible" if one.flexible else "" for one in found]
-    return {"verdicts": ["right" if (one.chat if chat else one.strict) else "wrong" for one in found], "details": details}
+    return ["right" if (one.chat if chat else one.strict) else "wrong" for one in found], details
 
 
-def _code(
-    waiting: list[tuple[str, Problem, list[str]]],
-    made_of: Mapping[str, str],
-    grades: Journal,
-    sandbox: Sandbox,
-    workers: int,
-    chat: bool,
-    done: Callable[[int], None] | None,
-) -> None:
+def _math(grader: MathGrader, reference: Any, texts: list[str]) -> tuple[list[str], list[Any]]:
+    answers = [math_answer(text) for text in texts]
+    return [*grader.grade_all(reference, answers)], answers
+
+
+def _code(sandbox: Sandbox, workers: int, chat: bool, problem: Any, texts: list[str]) -> tuple[list[str], list[Any]]:
     """Equal programs are run once."""
-    for key, problem, texts in waiting:
-        assert isinstance(problem.reference, CodeProblem)
-        programs = [problem.reference.program(fenced_code(text, problem.reference.entry_point) if chat else text) for text in texts]
-        different: list[Program] = list(dict.fromkeys(programs))
-        outcomes = dict(zip(different, run_all(different, sandbox, workers=workers), strict=True))
-        verdicts = ["right" if outcomes[program].passed else "wrong" for program in programs]
-        details = [f"{outcomes[program].outcome}: {outcomes[program].detail}"[:200] for program in programs]
-        grades.add({key: {"made_of": made_of[key], "verdicts": verdicts, "details": details}})
-        if done is not None:
-            done(len(texts))
+    programs = [problem.program(fenced_code(text, problem.entry_point) if chat else text) for text in texts]
+    different: list[Program] = list(dict.fromkeys(programs))
+    outcomes = dict(zip(different, run_all(different, sandbox, workers=workers), strict=True))
+    verdicts = ["right" if outcomes[program].passed else "wrong" for program in programs]
+    return verdicts, [f"{outcomes[program].outcome}: {outcomes[program].detail}"[:200] for program in programs]

@@ -16,7 +16,7 @@ from fullband.feedback_config import FeedbackPasses
 
 
 @dataclass(frozen=True)
-class Setting:
+class RolloutSetting:
     """How answers are made. Rollouts of a setting depend on the seed and on nothing else: neither on batches nor on other problems.
 
     n               rollouts of each problem
@@ -45,7 +45,7 @@ class Setting:
         return hashlib.sha256(repr((asdict(self), list(ids), list(stops))).encode()).hexdigest()[:24]
 
 
-def room_for_prompts(model: FeedbackModel, setting: Setting) -> int:
+def room_for_prompts(model: FeedbackModel, setting: RolloutSetting) -> int:
     """Tokens that a prompt may have. Raises ValueError if the context has no room for an answer of `new_tokens`."""
     room = model.trunk.context - setting.new_tokens
     if room < 1:
@@ -60,20 +60,20 @@ def roll_out(
     model: FeedbackModel,
     text: HarnessText,
     problems: Sequence[Problem],
-    setting: Setting,
+    setting: RolloutSetting,
     journal: Journal,
     batch_rows: int = 8,
-    done: Callable[[int], None] | None = None,
+    done: Callable[[int], None] = lambda problems: None,
 ) -> None:
     """Put into `journal`, for each problem that it lacks,
     {"made_of": …, "question": …, "cut": …, "rollouts": [{"text", "tokens", "finish"}, …]}.
 
-    made_of as `Setting.made_of`; an answer that another prompt, stop or setting made is made again
+    made_of as `RolloutSetting.made_of`; an answer that another prompt, stop or setting made is made again
 
     text    without the string that ended it
     tokens  made, those of that string included
     cut     tokens that the beginning of the prompt lost, where prompt and answer would not fit the context together
-    done    gets the number of problems answered, batch by batch
+    done    gets the number of problems answered: those that had been, then batch by batch
 
     Longest prompts first. Raises ValueError as `room_for_prompts`.
     """
@@ -81,6 +81,7 @@ def roll_out(
     ids = {problem.number: text.encode(problem.prompt) for problem in problems}
     made_of = {problem.number: setting.made_of(ids[problem.number][-room:], problem.stops) for problem in problems}
     waiting = [problem for problem in problems if (journal.get(setting.key(problem)) or {}).get("made_of") != made_of[problem.number]]
+    done(len(problems) - len(waiting))
     waiting.sort(key=lambda problem: (-len(ids[problem.number]), problem.number))
     size = max(1, batch_rows // setting.n)
     for first in range(0, len(waiting), size):
@@ -100,7 +101,7 @@ def roll_out(
         )
         records: dict[str, Any] = {}
         for place, problem in enumerate(batch):
-            own = completions[place * setting.n : (place + 1) * setting.n]
+            own = completions[place * setting.n :][: setting.n]
             records[setting.key(problem)] = {
                 "made_of": made_of[problem.number],
                 "question": problem.question,
@@ -108,5 +109,4 @@ def roll_out(
                 "rollouts": [{"text": one.text, "tokens": len(one.tokens), "finish": one.finish_reason} for one in own],
             }
         journal.add(records)
-        if done is not None:
-            done(len(batch))
+        done(len(batch))

@@ -7,7 +7,6 @@ from fullband.evaluate.grading.code_problems import (
     CodeProblem,
     humaneval_problem,
     mbpp_problem,
-    truncate,
 )
 from fullband.evaluate.grading.gsm8k import GSM8KGrade, grade_gsm8k
 from fullband.evaluate.grading.math_answers import MathGrader, Verdict
@@ -25,5 +24,4 @@ __all__ = [
     "humaneval_problem",
     "math_answer",
     "mbpp_problem",
-    "truncate",
 ]

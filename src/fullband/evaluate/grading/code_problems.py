@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,9 +97,3 @@ def _need(row: Mapping[str, Any], benchmark: str, *columns: str) -> None:
     missing = [column for column in columns if column not in row]
     if missing:
         raise ValueError(f"{benchmark}: a row lacks {', '.join(missing)}; it has {', '.join(row) or 'nothing'}")
-
-
-def truncate(completion: str, stops: Sequence[str]) -> str:
-    """What stands before the earliest of the stop sequences."""
-    ends = [end for stop in stops if (end := completion.find(stop)) >= 0]
-    return completion[: min(ends, default=len(completion))]

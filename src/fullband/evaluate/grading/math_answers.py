@@ -8,8 +8,9 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -70,17 +71,10 @@ class MathGrader:
         finally:
             self.idle.put(worker)
 
-    def grade_all(self, pairs: Sequence[tuple[str, str | None]], progress: Callable[[int, Verdict], None] | None = None) -> list[Verdict]:
-        """Verdicts on (reference, answer) pairs, in their order. `progress` gets each index and verdict, in the calling thread."""
-        verdicts: dict[int, Verdict] = {}
+    def grade_all(self, reference: str, answers: Sequence[str | None]) -> list[Verdict]:
+        """Verdicts on these answers, in their order."""
         with ThreadPoolExecutor(len(self.workers)) as pool:
-            futures = {pool.submit(self.grade, *pair): index for index, pair in enumerate(pairs)}
-            for future in as_completed(futures):
-                index = futures[future]
-                verdicts[index] = future.result()
-                if progress is not None:
-                    progress(index, verdicts[index])
-        return [verdicts[index] for index in range(len(pairs))]
+            return list(pool.map(partial(self.grade, reference), answers))
 
 
 class _Worker:

@@ -1,4 +1,4 @@
-"""Scores of a model on lm-eval's tasks, document by document, for each reading (Fig. 4 right, Table 2)."""
+"""Scores of a model on lm-eval's tasks, document by document, for each number of feedback passes (Fig. 4 right, Table 2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullband.evaluate.harness.model import FullBandLM
-from fullband.evaluate.harness.states import Reading
+from fullband.evaluate.harness.states import Scoring
 from fullband.evaluate.harness.tasks import FEW_SHOT_SEED, Benchmark, first_line
 
 PREFERRED = ("acc_norm", "acc", "exact_match")  # the metric a table shows: length-normalised accuracy where the task has it
@@ -20,7 +20,7 @@ UNLIKELY = -1e6  # nats: a choice that is out of the question, by character or b
 
 @dataclass(frozen=True)
 class DocumentScore:
-    """What each reading made of one document: its metrics by name, and by reading.
+    """How one document was scored: its metrics by name, by feedback passes ("0", "1", …, "exact", "soft").
 
     task, document  the lm-eval task and the number of the document in it
     prompt_hash     of all texts the model was given
@@ -85,7 +85,7 @@ def _means(part: Any) -> list[str]:
 
 
 def score_benchmark(
-    lm: FullBandLM, benchmark: Benchmark, readings: Sequence[Reading], limit: int | None = None, shard: tuple[int, int] = (0, 1)
+    lm: FullBandLM, benchmark: Benchmark, scorings: Sequence[Scoring], limit: int | None = None, shard: tuple[int, int] = (0, 1)
 ) -> list[DocumentScore]:
     """One entry for each document, with all its metrics that are means.
 
@@ -95,9 +95,9 @@ def score_benchmark(
     for task, instances in requests_of(benchmark, limit, shard).items():
         part = next(part for part in benchmark.parts if part.config.task == task)
         generates = instances[0].request_type == "generate_until"
-        lm.readings = () if generates else readings
-        for reading in [lm.reading] if generates else readings:
-            lm.reading = reading
+        lm.scorings = () if generates else scorings
+        for scoring in [lm.scoring] if generates else scorings:
+            lm.scoring = scoring
             try:
                 responses = getattr(lm, instances[0].request_type)(instances, disable_tqdm=True)
             except ValueError as error:
@@ -108,7 +108,7 @@ def score_benchmark(
             part.apply_filters()
             for document, own in _by_document(instances).items():
                 entry = found.setdefault((task, document), DocumentScore(task, document, _prompt_hash(own), {}, chance_of(part, own)))
-                entry.scores[lm.mode.name if generates else str(reading)] = _metrics(part, own)
+                entry.scores[lm.mode.name if generates else str(scoring)] = _metrics(part, own)
     return list(found.values())
 
 

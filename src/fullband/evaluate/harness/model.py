@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from tqdm import tqdm
 
 from fullband.data.chat_template import Message
 from fullband.decode import generate_texts, resolve_mode
+from fullband.device import resolve_device, resolve_dtype
 from fullband.evaluate.harness.scoring import Continuation, Score, score_continuations
-from fullband.evaluate.harness.states import Reading
-from fullband.evaluate.harness.tasks import first_line
+from fullband.evaluate.harness.states import Scoring
 from fullband.evaluate.harness.text import HarnessText
 from fullband.evaluate.journal import Journal
 from fullband.feedback.passes import FeedbackModel
@@ -32,11 +33,11 @@ BATCH_ROWS = 8
 class FullBandLM(TemplateLM):
     """In lm-eval: --model fullband --model_args pretrained=DIR,mode=fused,feedback_passes=2.
 
-    reading   how log-likelihoods are read: the mode's (standard: 0 passes; fused: its feedback passes; soft: the context plainly, the
-              continuation fused). May be changed between calls
-    readings  what is computed whenever `reading` is asked for: several cost little more than the deepest
+    scoring   how texts are evaluated for their log-likelihoods: the mode's way (standard: 0 feedback passes; fused: its own; soft: the
+              context without feedback, the continuation with it). May be changed between calls
+    scorings  what is computed whenever `scoring` is asked for: several cost little more than the deepest
     journal   where scores are kept
-    watch     gets the numbers of requests answered by a batch, and of all that are to be; None = a bar of tqdm
+    watch     makes of the number of requests what counts those that each batch answers; None = a bar of tqdm
     """
 
     def __init__(
@@ -71,10 +72,10 @@ class FullBandLM(TemplateLM):
         self.batch_rows = _batch_rows(batch_size)
         self.limit = min(max_length or self.model.trunk.context, self.model.trunk.context)
         self.seed = seed
-        self.reading: Reading = "soft" if self.mode.name == "soft" else self.mode.feedback_passes
-        self.readings: Sequence[Reading] = ()
+        self.scoring: Scoring = "soft" if self.mode.name == "soft" else self.mode.feedback_passes
+        self.scorings: Sequence[Scoring] = ()
         self.journal = Journal()
-        self.watch: Callable[[int, int], None] | None = None
+        self.watch: Callable[[int], Callable[[int], None]] | None = None
         self._device = self.model.trunk.device
 
     @property
@@ -116,7 +117,7 @@ class FullBandLM(TemplateLM):
         return self.text.encode(string, add_special_tokens)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Raises ValueError, naming task and document, for an answer without a token to score, behind a context without one, or longer
+        """Raises ValueError, naming task and document, for an answer without a token to score, after a context without one, or longer
         than the model's context."""
         try:
             for place, (context, continuation) in enumerate(request.args for request in requests):
@@ -129,16 +130,15 @@ class FullBandLM(TemplateLM):
             raise ValueError(f"{whose}: the answer {answer} {error.why}; leave the document or the task out") from None
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        owners: list[int] = []
-        windows: list[Any] = []
-        for number, request in enumerate(requests):
-            tokens = self.tok_encode(request.args[0])
-            for window in get_rolling_token_windows(tokens, self.prefix_token_id, self.limit, 1):
-                owners.append(number)
-                windows.append(("", *make_disjoint_window(window)))
+        pieces = [
+            (number, ("", *make_disjoint_window(window)))
+            for number, request in enumerate(requests)
+            for window in get_rolling_token_windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.limit, 1)
+        ]
+        scores = self._loglikelihood_tokens([window for _, window in pieces], disable_tqdm)
         totals = [0.0] * len(requests)
-        for owner, (log_likelihood, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
-            totals[owner] += log_likelihood
+        for (number, _), (log_likelihood, _) in zip(pieces, scores, strict=True):
+            totals[number] += log_likelihood
         return totals
 
     def _loglikelihood_tokens(self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any) -> list[tuple[float, bool]]:
@@ -146,26 +146,22 @@ class FullBandLM(TemplateLM):
         for place, continuation in enumerate(wanted):
             if why := self._why_unscored(continuation):
                 raise _UnscoredError(place, why)
-        readings = list(dict.fromkeys([*self.readings, self.reading]))
-        missing = list(
-            {c.key: c for c in wanted if not all(str(reading) in (self.journal.get(c.key) or {}) for reading in readings)}.values()
-        )
-        bar = tqdm(total=len(missing), disable=disable_tqdm or self.watch is not None or not missing, desc="log-likelihoods")
+        scorings = list(dict.fromkeys([*self.scorings, self.scoring]))
+        names = {str(scoring) for scoring in scorings}
+        missing = list({one.key: one for one in wanted if not names <= (self.journal.get(one.key) or {}).keys()}.values())
+        with self._progress(len(missing), "log-likelihoods", disable_tqdm) as count:
 
-        def keep(places: list[int], scores: list[dict[Reading, Score]]) -> None:
-            self.journal.add(
-                (missing[place].key, {str(reading): [score.log_likelihood, score.greedy] for reading, score in found.items()})
-                for place, found in zip(places, scores, strict=True)
-            )
-            bar.update(len(places))
-            if self.watch is not None:
-                self.watch(len(places), len(missing))
+            def keep(places: list[int], scores: list[dict[Scoring, Score]]) -> None:
+                self.journal.add(
+                    (missing[place].key, {str(scoring): [score.log_likelihood, score.greedy] for scoring, score in found.items()})
+                    for place, found in zip(places, scores, strict=True)
+                )
+                count(len(places))
 
-        score_continuations(self.model, missing, readings, self.batch_rows, self.limit, keep)
-        bar.close()
+            score_continuations(self.model, missing, scorings, self.batch_rows, self.limit, keep)
         answers: list[tuple[float, bool]] = []
         for continuation, request in zip(wanted, requests, strict=True):
-            log_likelihood, greedy = self.journal[continuation.key][str(self.reading)]
+            log_likelihood, greedy = self.journal[continuation.key][str(self.scoring)]
             answers.append((log_likelihood, greedy))
             if request[0]:
                 self.cache_hook.add_partial("loglikelihood", request[0], answers[-1])
@@ -175,7 +171,7 @@ class FullBandLM(TemplateLM):
         if not request.tokens:
             return "has no token to score"
         if not request.context:
-            return "stands behind a context without a token, and the tokenizer adds no beginning of sequence"
+            return "follows a context without a token, and the tokenizer adds no beginning of sequence"
         if len(request.tokens) > self.limit:
             return f"has {len(request.tokens)} tokens and does not fit the model's context of {self.limit}"
         return None
@@ -186,33 +182,39 @@ class FullBandLM(TemplateLM):
         Raises ValueError for settings of generation that have no meaning here.
         """
         texts: list[str] = [""] * len(requests)
-        bar = tqdm(total=len(requests), disable=disable_tqdm or self.watch is not None, desc="texts")
         groups: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
             groups.setdefault(repr(sorted(request.args[1].items())), []).append(place)
-        for places in groups.values():
-            settings, until = self._settings(requests[places[0]].args[1])
-            room = self.limit - settings["max_new_tokens"]
-            if room < 1:
-                raise ValueError(f"{settings['max_new_tokens']} new tokens leave no room for a prompt in a context of {self.limit}")
-            prompts = {place: self.tok_encode(requests[place].args[0])[-room:] for place in places}
-            order = sorted(places, key=lambda place: -len(prompts[place]))
-            for first in range(0, len(order), self.batch_rows):
-                batch = order[first : first + self.batch_rows]
-                made = self._generate([prompts[place] for place in batch], batch, until, settings)
-                for place, text in zip(batch, made, strict=True):
-                    texts[place] = text
-                    self.cache_hook.add_partial("generate_until", requests[place].args, text)
-                bar.update(len(batch))
-                if self.watch is not None:
-                    self.watch(len(batch), len(requests))
-        bar.close()
+        with self._progress(len(requests), "texts", disable_tqdm) as count:
+            for places in groups.values():
+                settings, until = self._settings(requests[places[0]].args[1])
+                room = self.limit - settings["max_new_tokens"]
+                if room < 1:
+                    raise ValueError(f"{settings['max_new_tokens']} new tokens leave no room for a prompt in a context of {self.limit}")
+                prompts = {place: self.tok_encode(requests[place].args[0])[-room:] for place in places}
+                order = sorted(places, key=lambda place: -len(prompts[place]))
+                for first in range(0, len(order), self.batch_rows):
+                    batch = order[first : first + self.batch_rows]
+                    made = self._generate([prompts[place] for place in batch], batch, until, settings)
+                    for place, text in zip(batch, made, strict=True):
+                        texts[place] = text
+                        self.cache_hook.add_partial("generate_until", requests[place].args, text)
+                    count(len(batch))
         return texts
+
+    @contextmanager
+    def _progress(self, total: int, what: str, hidden: bool) -> Iterator[Callable[[int], object]]:
+        """What counts requests that are answered."""
+        if self.watch is not None:
+            yield self.watch(total)
+        else:
+            with tqdm(total=total, disable=hidden or not total, desc=what) as bar:
+                yield bar.update
 
     def _settings(self, asked: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """(keywords of generation, strings that end a text)."""
         kwargs: dict[str, Any] = dict(normalize_gen_kwargs(asked, MAX_NEW_TOKENS))
-        end = self.text.written(self.text.stops[0]) if self.text.stops else None
+        end = self.text.tokenizer.decode(self.text.stops[:1]) if self.text.stops else None
         until = [stop for stop in handle_stop_sequences(kwargs.pop("until", None), end) if stop]
         sampling = kwargs.pop("do_sample", False)
         temperature = kwargs.pop("temperature", 0.0)
@@ -248,16 +250,10 @@ def _short(text: str) -> str:
 def _load(name: str | Path, device: str | None, dtype: str | torch.dtype) -> FeedbackModel:
     from fullband.loading import load_model
 
-    precision = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-    if not isinstance(precision, torch.dtype) or not precision.is_floating_point:
-        raise ValueError(f"dtype: '{dtype}' is no floating-point type of torch (float32, bfloat16, float16, float64)")
-    cuda = torch.cuda.is_available()  # lm-eval asks for a GPU unless told otherwise, and its own models do without where there is none
-    wanted = device if device and (cuda or not device.startswith("cuda")) else "cuda" if cuda else "cpu"
-    try:
-        place = torch.empty(0, device=wanted).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: '{wanted}' is not available here ({first_line(error)})") from None
-    return load_model(name, place, precision, plain=True)
+    precision = dtype if isinstance(dtype, torch.dtype) else resolve_dtype(dtype, "dtype")
+    if device and device.startswith("cuda") and not torch.cuda.is_available():
+        device = None  # lm-eval asks for a GPU unless told otherwise, and its own models do without where there is none
+    return load_model(name, resolve_device(device or "auto", "device"), precision, plain=True)
 
 
 def small_files(name: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations, under several readings at once."""
+"""Log-likelihoods of continuations, evaluated in several ways at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullband.evaluate.harness.rows import Row, batches_of_groups, batches_of_rows, group_rows, rows_of
-from fullband.evaluate.harness.states import Reading, read_shared, read_whole, shareable
+from fullband.evaluate.harness.sharing import Example, alone, batches_of, examples_of, group_examples
+from fullband.evaluate.harness.states import Scoring, shareable, states_after_shared, states_of_whole
 from fullband.feedback.by_passes import check_feedback_passes
 from fullband.feedback.passes import FeedbackModel
 
@@ -30,7 +30,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Score:
-    """Σ log p of a continuation's tokens, in nats, and whether each of them is the likeliest."""
+    """Σ log p of a continuation's tokens, in nats, and whether each of them is the most likely."""
 
     log_likelihood: float
     greedy: bool
@@ -40,62 +40,57 @@ class Score:
 def score_continuations(
     model: FeedbackModel,
     requests: Sequence[Continuation],
-    readings: Sequence[Reading],
+    scorings: Sequence[Scoring],
     batch_rows: int = 8,
     max_length: int | None = None,
-    done: Callable[[list[int], list[dict[Reading, Score]]], None] | None = None,
-) -> list[dict[Reading, Score]]:
-    """A score for each request and reading.
+    done: Callable[[list[int], list[dict[Scoring, Score]]], None] = lambda places, scores: None,
+) -> list[dict[Scoring, Score]]:
+    """A score for each request and each of `scorings`.
 
-    batch_rows  rows of a batch, padded. What rows of it begin with alike is read once, which changes nothing but rounding
-    max_length  inputs that are read; of longer ones the last ones are. None = the model's context
+    batch_rows  examples of a batch, padded. A beginning that several of them share is run once, which changes nothing but rounding
+    max_length  inputs that are run; of longer ones the last ones are. None = the model's context
     done        gets the places and scores of each batch as soon as they are known
 
-    Raises ValueError for a reading that does not exist, and for a continuation that is empty or longer than `max_length`.
+    Raises ValueError for a scoring that does not exist, and for a continuation that is empty or longer than `max_length`.
     """
-    for reading in readings:
-        if reading != "soft":
-            check_feedback_passes(reading)
+    for scoring in scorings:
+        if scoring != "soft":
+            check_feedback_passes(scoring)
     limit = max_length or model.trunk.context
     for request in requests:
         if not request.context or not 0 < len(request.tokens) <= limit:
             raise ValueError(f"a continuation has 1 to {limit} tokens and a context before it, not {len(request.tokens)}")
-    scores: list[dict[Reading, Score]] = [{} for _ in requests]
+    scores: list[dict[Scoring, Score]] = [{} for _ in requests]
 
-    def score(rows: Sequence[tuple[Row, int]], found: Iterable[tuple[Reading, Tensor]]) -> None:
-        """`found`: states of each row from its input number `first` on."""
-        for reading, states_BTD in found:
-            for (row, first), states_TD in zip(rows, states_BTD, strict=True):
-                for place in row.places:
+    def score(examples: Sequence[tuple[Example, int]], found: Iterable[tuple[Scoring, Tensor]]) -> None:
+        """`found`: states of each example from its input number `first` on."""
+        for scoring, states_BTD in found:
+            for (example, first), states_TD in zip(examples, states_BTD, strict=True):
+                for place in example.places:
                     tokens = requests[place].tokens
-                    end = len(row.inputs) - first
-                    scores[place][reading] = _score(states_TD[end - len(tokens) : end], model.trunk.head_weight, tokens)
-
-    def ended(rows: Sequence[Row]) -> None:
-        places = [place for row in rows for place in row.places]
-        if done is not None:
-            done(places, [scores[place] for place in places])
+                    end = len(example.inputs) - first
+                    scores[place][scoring] = _score(states_TD[end - len(tokens) : end], model.trunk.head_weight, tokens)
 
     if not requests:
         return scores
-    shared, unshared = shareable(model, readings)
-    rows = rows_of([_inputs(request, limit) for request in requests])
-    # Soft reads a context plainly, once, and only the continuation position by position: that pays for a row of its own, too.
-    groups, alone = group_rows(rows, batch_rows, whatever_saved="soft" in shared) if shared else ([], rows)
-    for batch in batches_of_groups(groups, batch_rows):
-        score([(row, group.shared) for group in batch for row in group.rows], read_shared(model, batch, shared))
-        together = [row for group in batch for row in group.rows]
-        if unshared:
-            score([(row, 0) for row in together], read_whole(model, together, unshared))
-        ended(together)
-    for whole in batches_of_rows(alone, batch_rows):
-        score([(row, 0) for row in whole], read_whole(model, whole, readings))
-        ended(whole)
+    shared, unshared = shareable(model, scorings)
+    examples = examples_of([_inputs(request, limit) for request in requests])
+    # Soft runs a context without feedback, once, and only the continuation position by position: that pays for a single example, too.
+    groups = group_examples(examples, batch_rows, whatever_saved="soft" in shared) if shared else alone(examples)
+    for batch in batches_of(groups, batch_rows):
+        together = [(example, group.shared) for group in batch for example in group.examples]
+        begin_alike = batch[0].shared > 0
+        if begin_alike:
+            score(together, states_after_shared(model, batch, shared))
+        if whole := unshared if begin_alike else scorings:
+            score([(example, 0) for example, _ in together], states_of_whole(model, [example for example, _ in together], whole))
+        places = [place for example, _ in together for place in example.places]
+        done(places, [scores[place] for place in places])
     return scores
 
 
 def _inputs(request: Continuation, limit: int) -> tuple[tuple[int, ...], int]:
-    """(what is read, at most `limit` ids, where the continuation begins in it)."""
+    """(what is run, at most `limit` ids, where the continuation begins in it)."""
     inputs = (request.context + request.tokens)[-(limit + 1) :][:-1]
     return inputs, len(inputs) - len(request.tokens) + 1
 

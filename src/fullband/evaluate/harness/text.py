@@ -46,9 +46,6 @@ class HarnessText:
         """The text of ids that follow the ids `before`, without special tokens."""
         return self.tokenizer.decode_behind(before, [token for token in ids if token not in self.tokenizer.special])
 
-    def written(self, token: int) -> str:
-        return self.tokenizer.decode([token])
-
     def _id_of(self, written: str | None) -> int | None:
         ids = self.tokenizer.encode(written) if written else []
         return ids[0] if len(ids) == 1 else None

@@ -12,13 +12,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fullband.evaluate.evaluation import Journals, is_finished
 from fullband.evaluate.generative.problems import TASKS as GENERATIVE
-from fullband.evaluate.generative.summary import summarize
+from fullband.evaluate.generative.scores import summarize
+from fullband.evaluate.harness.aggregate import mean_of_tasks, summarize_task
 from fullband.evaluate.harness.definitions import SHOT_OVERRIDES
-from fullband.evaluate.harness.summary import mean_of_tasks, summarize_task
 from fullband.evaluate.journal import Journal
-from fullband.evaluate.plan import PLAN, Plan, read_json, read_plan
-from fullband.evaluate.run import Journals, is_finished
+from fullband.evaluate.plan import PLAN, EvaluationPlan, read_json, read_plan
 from fullband.files import write_json
 
 RESULTS, BASELINE = "results.json", "baseline"
@@ -103,7 +103,9 @@ def finite(value: Any) -> Any:
 class Gathered:
     """What the folders of all shards hold."""
 
-    def __init__(self, folders: Sequence[Path], plan: Plan, remedy: str = "run the same command again, or with a smaller --limit"):
+    def __init__(
+        self, folders: Sequence[Path], plan: EvaluationPlan, remedy: str = "run the same command again, or with a smaller --limit"
+    ):
         """Raises ValueError, which ends with the remedy, if a task is not finished in one of them."""
         self.documents, self.rollouts, self.grades = Journal(), Journal(), Journal()
         self.tasks: dict[str, dict[str, Any]] = {}
@@ -129,7 +131,7 @@ class Gathered:
         return sorted(found, key=lambda record: (record["task"], record["document"]))
 
 
-def gather_baseline(shards: Sequence[Path], asked: Plan) -> Gathered | None:
+def gather_baseline(shards: Sequence[Path], asked: EvaluationPlan) -> Gathered | None:
     """What stands beside an evaluation in its folders; None where no baseline does.
 
     Raises ValueError if one is missing or not finished, or if it was asked something else, such as another limit.
@@ -170,7 +172,7 @@ def _means(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:
     return mean_of_tasks(alike) if len(alike) > 1 else None
 
 
-def _generative(name: str, plan: Plan, own: Gathered, other: Gathered | None) -> dict[str, Any]:
+def _generative(name: str, plan: EvaluationPlan, own: Gathered, other: Gathered | None) -> dict[str, Any]:
     about, task = own.tasks[name], GENERATIVE[name]
     k = plan.k if task.sampled else 1
     found = summarize(plan.settings(name), about["problems"], k, own.rollouts, own.grades)
@@ -181,17 +183,17 @@ def _generative(name: str, plan: Plan, own: Gathered, other: Gathered | None) ->
     return {"label": task.label, "new_tokens": plan.settings(name)[0].new_tokens, **about, **found}
 
 
-def _smallest(own: Gathered, plan: Plan) -> int:
+def _smallest(own: Gathered, plan: EvaluationPlan) -> int:
     return min([len(own.scores(name)) for name in plan.tasks] + [len(own.tasks[name]["problems"]) for name in plan.generative])
 
 
-def plan_of(folder: Path) -> Plan:
+def plan_of(folder: Path) -> EvaluationPlan:
     """Raises ValueError for a plan of another version, or one that can't be read."""
     held = read_plan(folder)
-    if unknown := held.keys() - {"model", "material", *Plan.__dataclass_fields__}:
+    if unknown := held.keys() - {"model", "material", *EvaluationPlan.__dataclass_fields__}:
         raise ValueError(f"{folder / PLAN}: not a plan this version can read ({min(unknown)}: unknown)")
     try:
-        return TypeAdapter(Plan).validate_python({key: value for key, value in held.items() if key not in ("model", "material")})
+        return TypeAdapter(EvaluationPlan).validate_python({key: value for key, value in held.items() if key not in ("model", "material")})
     except ValidationError as error:
         first = error.errors()[0]
         what = ".".join(map(str, first["loc"])) or "plan"

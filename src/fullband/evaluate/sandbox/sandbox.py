@@ -13,7 +13,8 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal, get_args
 
@@ -116,6 +117,15 @@ class Sandbox:
         return _run(program, self.limits, self.sandboxed)
 
 
+def run_all(programs: Sequence[Program], sandbox: Sandbox, *, workers: int) -> list[SandboxResult]:
+    """Results in the order of `programs`, several at a time. Time limits are by the clock: more workers than cores make slow programs
+    time out. Raises ValueError for less than one worker; an interrupt ends it once the programs already running have ended."""
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(sandbox.run, programs))
+
+
 @functools.cache
 def _check(sandboxed: bool) -> None:
     """Once in a process: does it work here?"""
@@ -205,7 +215,10 @@ class _Running:
             said = json.loads(word)
             outcome, detail = said["outcome"], said["detail"]
         except (ValueError, KeyError, TypeError):
-            return self._no_word() if ready != b"ready" else ("exited", "the tests' process ended without a verdict")
+            if ready == b"ready":
+                return "exited", "the tests' process ended without a verdict"
+            self.threads[1].join(timeout=1)
+            raise SandboxError(self.output().strip()[-500:] or f"no verdict, exit status {self.process.poll()}") from None
         if outcome not in get_args(Outcome):
             raise SandboxError(f"{outcome}: {detail}")
         return outcome, _printable(detail)
@@ -227,10 +240,6 @@ class _Running:
             if self.seen:
                 self.done.set()
                 return
-
-    def _no_word(self) -> tuple[Outcome, str]:
-        self.threads[1].join(timeout=1)
-        raise SandboxError(self.output().strip()[-500:] or f"no verdict, exit status {self.process.poll()}")
 
     def output(self) -> str:
         return self.printed.decode("utf-8", errors="replace")

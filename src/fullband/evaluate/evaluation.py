@@ -17,9 +17,8 @@ from fullband.evaluate.harness.choice import check_metrics, requests_of, score_b
 from fullband.evaluate.harness.model import FullBandLM
 from fullband.evaluate.harness.tasks import Benchmark, load_benchmarks
 from fullband.evaluate.harness.text import HarnessText
-from fullband.evaluate.journal import Journal
-from fullband.evaluate.plan import JOURNALS, Plan
-from fullband.evaluate.records import SHAPES
+from fullband.evaluate.journal import SHAPES, Journal
+from fullband.evaluate.plan import JOURNALS, EvaluationPlan
 from fullband.evaluate.sandbox import Sandbox
 from fullband.feedback.passes import FeedbackModel
 
@@ -57,7 +56,7 @@ class Journals:
         return cls(**{name: Journal(folder / f"{name}.jsonl", SHAPES[name]) for name in JOURNALS})
 
 
-def is_finished(plan: Plan, journals: Journals, name: str) -> bool:
+def is_finished(plan: EvaluationPlan, journals: Journals, name: str) -> bool:
     """Whether a task is done, and all that it found is still there: a damaged line may have been removed."""
     about = journals.tasks.get(f"task/{name}")
     if about is None:
@@ -76,7 +75,7 @@ def _made_of(journals: Journals, keys: Sequence[str]) -> str:
     return _together([str(part[key].get("made_of")) for key in keys for part in (journals.rollouts, journals.grades)])
 
 
-def load_material(plan: Plan, text: HarnessText, data_dir: Path | None) -> Material:
+def load_material(plan: EvaluationPlan, text: HarnessText, data_dir: Path | None) -> Material:
     """Raises ValueError in one line for unknown tasks, missing data and metrics that can't be averaged."""
     benchmarks = load_benchmarks(plan.tasks, plan.shots, data_dir) if plan.tasks else []
     for benchmark in benchmarks:
@@ -85,7 +84,7 @@ def load_material(plan: Plan, text: HarnessText, data_dir: Path | None) -> Mater
     return Material(benchmarks, problems)
 
 
-def hashes(material: Material, plan: Plan) -> dict[str, dict[str, str]]:
+def hashes(material: Material, plan: EvaluationPlan) -> dict[str, dict[str, str]]:
     """By task, of its data, of all its prompts with what ends or follows them (those of all shards), and of what grades its answers."""
     found = {}
     for benchmark in material.benchmarks:
@@ -99,7 +98,7 @@ def hashes(material: Material, plan: Plan) -> dict[str, dict[str, str]]:
 def evaluate(
     model: FeedbackModel,
     text: HarnessText,
-    plan: Plan,
+    plan: EvaluationPlan,
     material: Material,
     folder: Path,
     *,
@@ -122,16 +121,22 @@ def evaluate(
             _answer(model, text, found, plan, journals, batch_rows, workers, sandbox, watch)
 
 
-def _score(lm: FullBandLM, benchmark: Benchmark, plan: Plan, journals: Journals, watch: Watch) -> None:
-    started, done = time.perf_counter(), 0
+def _counter(watch: Watch, what: str, total: int) -> Callable[[int], None]:
+    """Counts up what is done of `total`, and shows it to `watch`."""
+    done = 0
 
-    def count(requests: int, total: int) -> None:
+    def count(more: int) -> None:
         nonlocal done
-        done += requests
-        watch(benchmark.name, done, total)
+        done += more
+        watch(what, done, total)
 
+    return count
+
+
+def _score(lm: FullBandLM, benchmark: Benchmark, plan: EvaluationPlan, journals: Journals, watch: Watch) -> None:
+    started = time.perf_counter()
     watch(benchmark.name, 0, 0)
-    lm.watch = count
+    lm.watch = lambda total: _counter(watch, benchmark.name, total)
     documents = score_benchmark(lm, benchmark, plan.readings, plan.limit, plan.shard)
     journals.documents.add((f"{benchmark.name}/{one.task}/{one.document}", one.to_json()) for one in documents)
     about = {
@@ -149,7 +154,7 @@ def _answer(
     model: FeedbackModel,
     text: HarnessText,
     found: ProblemSet,
-    plan: Plan,
+    plan: EvaluationPlan,
     journals: Journals,
     batch_rows: int,
     workers: int,
@@ -157,23 +162,10 @@ def _answer(
     watch: Watch,
 ) -> None:
     started, name, settings = time.perf_counter(), found.task.name, plan.settings(found.task.name)
-    done, total = 0, len(settings) * len(found.problems)
-
-    def count(problems: int) -> None:
-        nonlocal done
-        done += problems
-        watch(f"{name}: answers", done, total)
-
-    for place, setting in enumerate(settings):
-        done = place * len(found.problems)
-        roll_out(model, text, found.problems, setting, journals.rollouts, batch_rows, count)
-    done, total = 0, sum(setting.n for setting in settings) * len(found.problems)
-
-    def graded(rollouts: int) -> None:
-        nonlocal done
-        done += rollouts
-        watch(f"{name}: grades", done, total)
-
+    answered = _counter(watch, f"{name}: answers", len(settings) * len(found.problems))
+    for setting in settings:
+        roll_out(model, text, found.problems, setting, journals.rollouts, batch_rows, answered)
+    graded = _counter(watch, f"{name}: grades", sum(setting.n for setting in settings) * len(found.problems))
     grade(found, settings, journals.rollouts, journals.grades, sandbox=sandbox, workers=workers, done=graded)
     about = {
         "kind": "generative",
@@ -189,7 +181,7 @@ def _together(hashes: Sequence[str]) -> str:
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
 
 
-def show_prompts(material: Material, plan: Plan, count: int = 1) -> list[dict[str, Any]]:
+def show_prompts(material: Material, plan: EvaluationPlan, count: int = 1) -> list[dict[str, Any]]:
     """For --dry-run: the first `count` prompts of each task, with the continuations whose log-likelihoods are compared."""
     shown: list[dict[str, Any]] = []
     for benchmark in material.benchmarks:

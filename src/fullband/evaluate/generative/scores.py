@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
-from fullband.evaluate.generative.rollouts import Setting
+from fullband.evaluate.generative.rollouts import RolloutSetting
 from fullband.evaluate.journal import Journal
 from fullband.evaluate.passk import Rollouts, choose_temperature, pass_at_k, pass_at_k_estimate
 from fullband.evaluate.statistics import answer_lengths, mcnemar, paired_difference, wilson
@@ -15,13 +15,13 @@ from fullband.evaluate.statistics import answer_lengths, mcnemar, paired_differe
 TRACES = 3  # pairs of answers that a report shows
 
 
-def summarize(settings: Sequence[Setting], numbers: Sequence[int], k: int, rollouts: Journal, grades: Journal) -> dict[str, Any]:
+def summarize(settings: Sequence[RolloutSetting], numbers: Sequence[int], k: int, rollouts: Journal, grades: Journal) -> dict[str, Any]:
     """Of one benchmark and kind of prompts, as JSON: {"modes": {name: …}, "pairs": […], "traces": […]}.
 
     settings  of one task, in any number of modes and temperatures
     numbers   of the problems; each has been answered and graded in every setting
     """
-    by_mode: dict[str, list[Setting]] = {}
+    by_mode: dict[str, list[RolloutSetting]] = {}
     for setting in settings:
         by_mode.setdefault(setting.mode, []).append(setting)
     modes = {mode: _mode(own, numbers, k, rollouts, grades) for mode, own in by_mode.items()}
@@ -37,7 +37,7 @@ def summarize(settings: Sequence[Setting], numbers: Sequence[int], k: int, rollo
     }
 
 
-def _mode(settings: Sequence[Setting], numbers: Sequence[int], k: int, rollouts: Journal, grades: Journal) -> dict[str, Any]:
+def _mode(settings: Sequence[RolloutSetting], numbers: Sequence[int], k: int, rollouts: Journal, grades: Journal) -> dict[str, Any]:
     counts = {setting.temperature: [_count(grades[setting.key(number)]) for number in numbers] for setting in settings}
     fixed = {f"{temperature:g}": asdict(pass_at_k_estimate(own, k)) for temperature, own in counts.items()}
     choice = choose_temperature(counts, k) if len(counts) > 1 and len(numbers) > 1 else None
@@ -64,7 +64,7 @@ def _count(grade: Mapping[str, Any]) -> Rollouts:
     return Rollouts(len(grade["verdicts"]), grade["verdicts"].count("right"))
 
 
-def _pair(first: Setting, second: Setting, numbers: Sequence[int], k: int, grades: Journal) -> dict[str, Any]:
+def _pair(first: RolloutSetting, second: RolloutSetting, numbers: Sequence[int], k: int, grades: Journal) -> dict[str, Any]:
     """Difference of Pass@k, second minus first, over the same problems; McNemar on whether one of the first k rollouts is right."""
     scores = [[pass_at_k(_count(grades[setting.key(number)]), k) for number in numbers] for setting in (first, second)]
     solved = [["right" in grades[setting.key(number)]["verdicts"][:k] for number in numbers] for setting in (first, second)]
@@ -76,7 +76,7 @@ def _pair(first: Setting, second: Setting, numbers: Sequence[int], k: int, grade
     }
 
 
-def _traces(chosen: Mapping[str, Setting], numbers: Sequence[int], rollouts: Journal, grades: Journal) -> list[dict[str, Any]]:
+def _traces(chosen: Mapping[str, RolloutSetting], numbers: Sequence[int], rollouts: Journal, grades: Journal) -> list[dict[str, Any]]:
     """Fig. 8: problems whose answers differ most in length; those that all modes got right first, for a wrong answer may well be short."""
     if len(chosen) < 2:
         return []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
 from fullband.config import Recipe, load_recipe
 from fullband.costs import run_flops
@@ -22,6 +22,7 @@ from fullband.experiments.grid import Job
 from fullband.experiments.measure import ReadingProgress, measure, silent
 from fullband.files import alone_in, write_json
 from fullband.model import FullBandModel
+from fullband.strict import parse, shape
 from fullband.training import RunResult, train
 from fullband.training.checkpoint import Checkpoints
 from fullband.training.loop import Watcher
@@ -31,30 +32,25 @@ CELL = "cell.json"
 IN_HAND = ".job.lock"  # held from the training's begin to the measure's end; the run's own lock is the training's
 
 
-class _Training(BaseModel):
-    steps: int
-    tokens: int
-    token_equivalent: int
-    executed_positions: int
-    executed_flops: float
-    seconds: float
-    processor_seconds: float
-    resumed: bool
-    switch_on_step: int | None
-    switch_on_shock: float | None
-    crossover_step: int | None
-
-
-class _Stored(BaseModel):
-    """What reports need of cell.json."""
-
-    seed: int
-    measure: dict[str, Any]
-    values: Annotated[dict[str, dict[str, float]], Field(min_length=1)]
-    verdict: str | None
-    training: _Training
-    measuring_seconds: float
-    hardware: dict[str, Any]
+_TRAINING = shape(
+    "Training",
+    **dict.fromkeys(("steps", "tokens", "token_equivalent", "executed_positions"), int),
+    **dict.fromkeys(("executed_flops", "seconds", "processor_seconds"), float),
+    resumed=bool,
+    switch_on_step=int | None,
+    switch_on_shock=float | None,
+    crossover_step=int | None,
+)
+_CELL = shape(  # what reports need of cell.json
+    "Cell",
+    seed=int,
+    measure=dict[str, Any],
+    values=Annotated[dict[str, dict[str, float]], Field(min_length=1)],
+    verdict=str | None,
+    training=_TRAINING,
+    measuring_seconds=float,
+    hardware=dict[str, Any],
+)
 
 
 class StoppedError(Exception):
@@ -103,11 +99,7 @@ def _read_result(path: Path) -> dict[str, Any]:
     """Raises ValueError naming a file that is damaged."""
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _Stored.model_validate(result)
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise ValueError(f"{path}: damaged ({what}); remove it, and the model is measured again") from None
+        parse(_CELL, result, path.name)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged ({error}); remove it, and the model is measured again") from None
     return result
