@@ -10,7 +10,7 @@ from typing import Any
 from fullband.evaluate.passk import Rollouts, pass_at_k
 from fullband.evaluate.plan import read_plan
 from fullband.evaluate.report.results import SMOKE, Gathered, build_results, find_shards, plan_of
-from fullband.evaluate.report.tables import MODES, ReportTable, reading_label, score
+from fullband.evaluate.report.tables import MODES, ReportTable, mcnemar_cells, passes_label, score, signed
 from fullband.evaluate.statistics import mcnemar, mean_estimate, paired_difference
 
 
@@ -36,10 +36,7 @@ class Comparison:
     def tables(self) -> list[ReportTable]:
         made = []
         for row in self.rows:
-            difference, test = row["difference"], row["mcnemar"]
-            signed = score(difference) if difference else ""
-            cells = [signed if not signed or signed.startswith("-") else f"+{signed}"]
-            cells += [str(test["only_first"]), str(test["only_second"]), f"{test['p_value']:.3g}"] if test else [""] * 3
+            cells = [signed(row["difference"]) if row["difference"] else "", *mcnemar_cells(row["mcnemar"], "")]
             made.append([row["benchmark"], row["way"], row["run"], str(row["score"]["count"]), score(row["score"]), *cells])
         smallest = min(row["score"]["count"] for row in self.rows)
         title = "Smoke test: Runs side by side" if smallest < SMOKE else "Runs side by side"
@@ -74,7 +71,7 @@ def _scored(folder: Path) -> list[Scored]:
             values: dict[Any, float] = {
                 (one["task"], one["document"], one["prompt_hash"]): one["scores"][reading][metric] for one in documents
             }
-            made.append(Scored(name, task, reading_label(reading), values))
+            made.append(Scored(name, task, passes_label(reading), values))
     for task in plan.generative:
         own = results["generative"][task]
         for mode, about in own["modes"].items():
