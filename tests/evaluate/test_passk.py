@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from fullband.evaluate.passk import Rollouts, choose_temperature, pass_at_k, pass_at_k_estimate
+from fullband.evaluate.statistics import Rollouts, choose_temperature, pass_at_k, pass_at_k_estimate
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fullband.plots.runs import Evaluation, RunRecord, held_out_crossover, read_run
-from fullband.plots.runs_charts import loss_chart, marks_of
-from fullband.plots.runs_page import held_out_words
+from fullband.plots.runs_page import held_out_words, loss_chart, marks_of
 from plots.test_runs import write_run
 
 

@@ -17,9 +17,8 @@ import pytest
 
 from fullband.plots.accuracy import plot_accuracy
 from fullband.plots.chart import Axis, Chart, Line, Mark, log_axis, near_axis, nice_ticks
-from fullband.plots.curves import Curve, compute_at, curves_html, plot_curves, read_curves
+from fullband.plots.curves import Curve, Steps, compute_at, curves_html, plot_curves, read_curves, read_steps
 from fullband.plots.page import STYLESHEET
-from fullband.plots.steps import Steps, read_steps
 from fullband.plots.style import DARK, DASHES, LIGHT, PASS_KEYS, RUN_DARK, RUN_LIGHT, figure, series_label
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from cli.commands import fullband, refused
 from fullband.plots.runs import compare, differing_of, read_run
-from fullband.plots.runs_charts import loss_chart, runs_charts
-from fullband.plots.runs_page import page
+from fullband.plots.runs_page import loss_chart, page, runs_charts
 from fullband.plots.style import colour_key
 
 

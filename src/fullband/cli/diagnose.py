@@ -158,8 +158,7 @@ def write_report(folder: Path, described: dict[str, Any]) -> None:
     from fullband.files import write_bytes, write_json
     from fullband.plots.diagnosis_page import page
     from fullband.plots.reachability import plot_reachability
-    from fullband.plots.settling import plot_arrival, plot_settling
-    from fullband.plots.stability import plot_response, plot_rollouts
+    from fullband.plots.settling import plot_arrival, plot_response, plot_rollouts, plot_settling
 
     described = finite(described)
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from fullband.evaluate.generative.problems import TASKS as GENERATIVE
 from fullband.evaluate.generative.problems import Prompts
 from fullband.evaluate.generative.rollouts import RolloutSetting
-from fullband.evaluate.harness.definitions import SUITES
+from fullband.evaluate.harness.tasks import SUITES
 from fullband.feedback_config import FeedbackPasses
 from fullband.files import check_place, file_hash, write_json
 

@@ -1,4 +1,5 @@
-"""The jobs of an experiment: every cell with every seed, as recipes ready to train."""
+"""The jobs of an experiment: every cell with every seed, as recipes ready to train; and what can be known to go wrong with them before
+hours of training."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fullband.config import Recipe, parse, set_key
+from fullband.config import Recipe, TaskSource, parse, set_key
 from fullband.costs import RunCost, pass_mixture, run_cost
-from fullband.experiments.config import Cell, EqualTo, Experiment
+from fullband.experiments.config import Cell, EqualTo, Experiment, PositionsMeasure, ProbeMeasure
+from fullband.experiments.measure import readings_of
 from fullband.training.resolve import shape_of
 
 RUNS = Path("runs") / "experiments"
@@ -79,3 +81,34 @@ def _with_equal_compute(recipe: Recipe, other: Recipe, equal: EqualTo) -> Recipe
     if len(steps) > 1:
         raise ValueError(f"{recipe.name}: equal {' and '.join(equal.by)} ask for different steps ({', '.join(map(str, sorted(steps)))})")
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps.pop()})})
+
+
+def check_jobs(experiment: Experiment, jobs: Sequence[Job]) -> None:
+    """Raises ValueError, naming the cell, for a model that could not be measured as is asked, for a comparison of a reading that there
+    will not be, and for two cells with one folder and different recipes."""
+    cells = {job.cell.name: job for job in jobs if job.seed == jobs[0].seed}
+    by_folder: dict[str, Job] = {}
+    for job in cells.values():
+        other = by_folder.setdefault(str(job.folder), job)
+        if other.recipe != job.recipe:
+            raise ValueError(f"{experiment.name}: cells {other.cell.name} and {job.cell.name} have one folder and different recipes")
+        _check_measure(experiment, job)
+    for asked in experiment.comparisons:
+        for name, reading in ((asked.cell, asked.reading), (asked.to, asked.to_reading)):
+            if name in cells and reading not in (known := readings_of(cells[name].recipe, experiment.measure)):
+                raise ValueError(f"{experiment.name}: comparisons: {name} has no reading '{reading}' (it has {', '.join(known)})")
+
+
+def _check_measure(experiment: Experiment, job: Job) -> None:
+    measure, where = experiment.measure, f"{experiment.name}, cell {job.cell.name}: measure"
+    is_task = isinstance(job.recipe.data.source, TaskSource)
+    if isinstance(measure, PositionsMeasure) and not is_task:
+        raise ValueError(f"{where}: positions are for built-in tasks, not for {job.recipe.data.source.kind}")
+    if isinstance(measure, ProbeMeasure):
+        if is_task:
+            raise ValueError(f"{where}: probes read App. F's texts, whose words a built-in task does not have")
+        return
+    longest = max(measure.positions) if isinstance(measure, PositionsMeasure) else measure.length or 0
+    if longest > (context := shape_of(job.recipe).context):
+        what = "position" if isinstance(measure, PositionsMeasure) else "length"
+        raise ValueError(f"{where}: {what} {longest} is beyond the model's context of {context}")

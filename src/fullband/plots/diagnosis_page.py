@@ -11,8 +11,7 @@ from typing import Any
 from fullband.plots.numbers import number
 from fullband.plots.page import fill
 from fullband.plots.reachability import reach_html
-from fullband.plots.settling import arrival_chart, change_chart, loss_chart
-from fullband.plots.stability import response_chart, rollout_name, rollouts_chart
+from fullband.plots.settling import arrival_chart, change_chart, loss_chart, response_chart, rollout_name, rollouts_chart
 
 TEMPLATE = Path(__file__).with_name("diagnosis_page.html")
 HEADLINES = {

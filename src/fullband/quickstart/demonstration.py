@@ -78,8 +78,7 @@ def next_step(output: Path, source: Any) -> str:
 def write_pictures(output: Path, result: dict[str, Any]) -> None:
     """accuracy.png and .svg, curves.png and report.html, from result.json and the run folders."""
     from fullband.plots.accuracy import plot_accuracy
-    from fullband.plots.curves import plot_curves, read_curves
-    from fullband.plots.steps import read_steps
+    from fullband.plots.curves import plot_curves, read_curves, read_steps
     from fullband.quickstart.report import report
 
     curves = {name: read_curves(output / name) for name in RUN_FOLDERS}

@@ -12,9 +12,8 @@ from typing import Any
 import yaml
 
 from fullband.plots.accuracy import accuracy_chart
-from fullband.plots.curves import Curve, loss_chart, steps_by_label
+from fullband.plots.curves import Curve, Steps, loss_chart, steps_by_label, steps_html
 from fullband.plots.page import fill
-from fullband.plots.steps import Steps, steps_html
 from fullband.plots.style import series_label
 from fullband.quickstart import prose
 from fullband.quickstart.recipes import POSITIONS

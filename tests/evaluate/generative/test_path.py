@@ -17,9 +17,9 @@ from fullband.evaluate.generative import rollouts as rollouts_module
 from fullband.evaluate.generative.grades import grade
 from fullband.evaluate.generative.problems import TASKS, ProblemSet, load_problems
 from fullband.evaluate.generative.rollouts import RolloutSetting, roll_out
-from fullband.evaluate.generative.scores import summarize
 from fullband.evaluate.harness.text import HarnessText
 from fullband.evaluate.journal import Journal
+from fullband.evaluate.report.scores import summarize
 from fullband.evaluate.sandbox import Sandbox
 from fullband.model import FullBandModel
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from fullband.evaluate.harness.choice import requests_of
-from fullband.evaluate.harness.definitions import PAPER_TASKS
 from fullband.evaluate.harness.model import FullBandLM
-from fullband.evaluate.harness.tasks import load_benchmarks
+from fullband.evaluate.harness.tasks import PAPER_TASKS, load_benchmarks
 
 pytestmark = pytest.mark.shared_data
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from fullband.evaluate.harness.aggregate import mean_of_tasks, summarize_task
 from fullband.evaluate.harness.choice import chance_of, check_metrics, requests_of, score_benchmark
-from fullband.evaluate.harness.definitions import PAPER_TASKS, SUITES, expand
 from fullband.evaluate.harness.model import FullBandLM
-from fullband.evaluate.harness.tasks import Benchmark, code_unrun, load_benchmarks
+from fullband.evaluate.harness.tasks import PAPER_TASKS, SUITES, Benchmark, code_unrun, expand, load_benchmarks
+from fullband.evaluate.report.scores import mean_of_tasks, summarize_task
 
 
 def prompts(benchmark: Benchmark, limit: int | None = None, shard: tuple[int, int] = (0, 1)) -> dict[int, str]:
@@ -136,7 +135,7 @@ def test_summaries_by_hand() -> None:
     assert mean["readings"]["1"]["value"] == 0.75
     assert mean["readings"]["1"]["error"] == pytest.approx(found["readings"]["1"]["error"] / 2**0.5)
     assert mean["differences"][0]["difference"]["value"] == 0.25
-    with pytest.raises(ValueError, match="the baseline read other documents"):
+    with pytest.raises(ValueError, match="the baseline was asked other documents"):
         summarize_task(documents, "acc", [document(i, **{"0": 1.0}) for i in (0, 1, 2, 4)])
 
 

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fullband.evaluate.passk import Rollouts, pass_at_k
 from fullband.evaluate.plan import read_plan
 from fullband.evaluate.report.results import SMOKE, Gathered, build_results, find_shards, plan_of
 from fullband.evaluate.report.tables import MODES, ReportTable, mcnemar_cells, passes_label, score, signed
-from fullband.evaluate.statistics import mcnemar, mean_estimate, paired_difference
+from fullband.evaluate.statistics import Rollouts, mcnemar, mean_estimate, paired_difference, pass_at_k
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from fullband.evaluate.evaluation import Journals, is_finished
 from fullband.evaluate.generative.problems import TASKS as GENERATIVE
-from fullband.evaluate.generative.scores import summarize
-from fullband.evaluate.harness.aggregate import mean_of_tasks, summarize_task
-from fullband.evaluate.harness.definitions import SHOT_OVERRIDES
+from fullband.evaluate.harness.tasks import SHOT_OVERRIDES
 from fullband.evaluate.journal import Journal
 from fullband.evaluate.plan import PLAN, EvaluationPlan, read_json, read_plan
+from fullband.evaluate.report.scores import mean_of_tasks, summarize, summarize_task
 from fullband.files import write_json
 
 RESULTS, BASELINE = "results.json", "baseline"
