@@ -92,47 +92,34 @@ def _telling(folder: str) -> tuple[str, ...]:
 
 def command(*, disk: int, as_root: bool, filter_fd: int, info_fd: int) -> list[str]:
     """Arguments of bubblewrap, up to the program to run. `disk` in bytes, for each of /tmp and /dev/shm, the only places to write to."""
-    arguments = [bubblewrap(), "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    if as_root:
-        arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    else:
-        arguments += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
-    arguments += ["--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"]
-    for name, value in environment(program_folder="/fullband").items():
-        arguments += ["--setenv", name, value]
-    if interpreter().libraries:
-        arguments += ["--setenv", "LD_LIBRARY_PATH", str(interpreter().libraries)]
-    arguments += ["--ro-bind", "/usr", "/usr"]
-    for name in _LINKED:
-        folder = Path("/") / name
-        if folder.is_symlink():
-            arguments += ["--symlink", os.readlink(folder), str(folder)]
-        elif folder.is_dir():
-            arguments += ["--ro-bind", str(folder), str(folder)]
-    for path in _SETTINGS:
-        arguments += ["--ro-bind-try", path, path]
-    arguments += ["--dir", "/fullband", "--dir", "/packages"]  # else they are made as root's alone
-    for outside, inside in (*interpreter().shown, (str(INSIDE), f"/fullband/{INSIDE.name}")):
-        arguments += ["--ro-bind", outside, inside]
-    for outside, inside in interpreter().shown:
-        for path in _telling(outside):
-            arguments += ["--ro-bind", os.devnull, f"{inside}/{path}"]
-    arguments += [
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        "--dev-bind",
-        os.devnull,
-        "/dev/zero",  # a shared mapping of it is memory of no process
-        "--ro-bind",
-        os.devnull,
-        "/proc/cmdline",  # the host's kernel may have been told secrets
+    python = interpreter()
+    given = environment(program_folder="/fullband") | ({"LD_LIBRARY_PATH": python.libraries} if python.libraries else {})
+    shown = [*python.shown, (str(INSIDE), f"/fullband/{INSIDE.name}")]
+    nothing = [(os.devnull, f"{inside}/{path}") for outside, inside in python.shown for path in _telling(outside)]
+    rights = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID" if as_root else "--unshare-user --uid 65534 --gid 65534"
+    return [
+        *(bubblewrap(), "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try", *rights.split()),
+        *("--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"),
+        *(word for setting in given.items() for word in ("--setenv", *setting)),
+        *("--ro-bind", "/usr", "/usr"),
+        *(word for name in _LINKED for word in _linked(Path("/") / name)),
+        *(word for path in _SETTINGS for word in ("--ro-bind-try", path, path)),
+        *("--dir", "/fullband", "--dir", "/packages"),  # else they are made as root's alone
+        *(word for place in (*shown, *nothing) for word in ("--ro-bind", *place)),
+        *("--proc", "/proc", "--dev", "/dev"),
+        *("--dev-bind", os.devnull, "/dev/zero"),  # a shared mapping of it is memory of no process
+        *("--ro-bind", os.devnull, "/proc/cmdline"),  # the host's kernel may have been told secrets
+        *(word for writable in ("/dev/shm", "/tmp") for word in ("--perms", "1777", "--size", str(disk), "--tmpfs", writable)),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"),
+        *("--seccomp", str(filter_fd), "--info-fd", str(info_fd), "--"),
     ]
-    for writable in ("/dev/shm", "/tmp"):
-        arguments += ["--perms", "1777", "--size", str(disk), "--tmpfs", writable]
-    arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
-    return [*arguments, "--seccomp", str(filter_fd), "--info-fd", str(info_fd), "--"]
+
+
+def _linked(folder: Path) -> list[str]:
+    """What shows a folder of / that may be a link, or not be there."""
+    if folder.is_symlink():
+        return ["--symlink", os.readlink(folder), str(folder)]
+    return ["--ro-bind", str(folder), str(folder)] if folder.is_dir() else []
 
 
 def environment(program_folder: str, temporary: str = "/tmp") -> dict[str, str]:

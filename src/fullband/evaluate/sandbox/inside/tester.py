@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .confine import become, die_first, hide_memory, set_limits
@@ -26,6 +27,11 @@ MOST_FILES = 10_000
 
 class Gone(BaseException):
     """The solution's process ended, or sends what is no answer."""
+
+
+def _asking(name: str) -> Callable[..., Any]:
+    """A method that has the solution's object call its own."""
+    return lambda remote, *arguments: remote._link.ask("method", remote, name, *arguments)
 
 
 class Remote:
@@ -62,29 +68,11 @@ class Remote:
     def __repr__(self) -> str:
         return "<an object of the solution>"
 
-    def __str__(self) -> str:
-        return self._link.ask("method", self, "__str__")
-
-    def __len__(self) -> int:
-        return self._link.ask("method", self, "__len__")
-
-    def __iter__(self) -> Any:
-        return self._link.ask("method", self, "__iter__")
-
-    def __next__(self) -> Any:
-        return self._link.ask("method", self, "__next__")
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._link.ask("method", self, "__getitem__", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._link.ask("method", self, "__setitem__", key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._link.ask("method", self, "__delitem__", key)
-
     def __contains__(self, value: Any) -> bool:
         return self._link.ask("method", self, "__contains__", value) is True
+
+    __str__, __len__, __iter__, __next__ = (_asking(name) for name in ("__str__", "__len__", "__iter__", "__next__"))
+    __getitem__, __setitem__, __delitem__ = (_asking(name) for name in ("__getitem__", "__setitem__", "__delitem__"))
 
 
 class Link:

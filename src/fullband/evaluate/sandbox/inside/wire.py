@@ -19,12 +19,28 @@ from typing import Any
 
 MOST_BYTES = 16 << 20  # of one message
 
-_DATES = {kind.__name__: kind for kind in (datetime.datetime, datetime.date, datetime.time)}
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
     kind.__name__: kind for kind in (list, tuple, set, frozenset, collections.deque)
 }  # a deque loses its maximal length, which does not take part in comparisons
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {kind.__name__: kind for kind in (collections.Counter, collections.OrderedDict, dict)}
-_EXACT = {"Fraction": fractions.Fraction, "Decimal": decimal.Decimal}
+# Types that cross by value, after those above: what is written of a value, and what makes one of that. A subclass stands before its base.
+_Codec = tuple[type, Callable[[Any], list[Any]], Callable[..., Any]]
+_RARE: dict[str, _Codec] = {
+    "bytearray": (bytearray, lambda value: [value.hex()], bytearray.fromhex),
+    "bytes": (bytes, lambda value: [value.hex()], bytes.fromhex),
+    "complex": (complex, lambda value: [value.real, value.imag], complex),
+    "range": (range, lambda value: [hex(bound) for bound in (value.start, value.stop, value.step)], lambda *at: range(*map(_from_hex, at))),
+    "Fraction": (fractions.Fraction, lambda value: [str(value)], fractions.Fraction),
+    "Decimal": (decimal.Decimal, lambda value: [str(value)], decimal.Decimal),
+    "datetime": (datetime.datetime, lambda value: [value.isoformat()], datetime.datetime.fromisoformat),
+    "date": (datetime.date, lambda value: [value.isoformat()], datetime.date.fromisoformat),
+    "time": (datetime.time, lambda value: [value.isoformat()], datetime.time.fromisoformat),
+    "timedelta": (datetime.timedelta, lambda value: [value.days, value.seconds, value.microseconds], datetime.timedelta),
+}
+
+
+def _from_hex(written: str) -> int:
+    return int(written, 16)
 
 
 class Channel:
@@ -78,20 +94,9 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
 
 
 def _encode_rare(value: Any, refer: Callable[[Any], Any]) -> Any:
-    if isinstance(value, (bytes, bytearray)):
-        return ["bytearray" if isinstance(value, bytearray) else "bytes", value.hex()]
-    if isinstance(value, complex):
-        return ["complex", value.real, value.imag]
-    if isinstance(value, range):
-        return ["range", *(encode(bound, refer) for bound in (value.start, value.stop, value.step))]
-    for name, exact in _EXACT.items():
-        if isinstance(value, exact):
-            return [name, str(value)]
-    for name, date in _DATES.items():
-        if isinstance(value, date):
-            return [name, value.isoformat()]
-    if isinstance(value, datetime.timedelta):
-        return ["timedelta", value.days, value.seconds, value.microseconds]
+    for name, (rare, write, _) in _RARE.items():
+        if isinstance(value, rare):
+            return [name, *write(value)]
     if isinstance(value, (type, types.BuiltinFunctionType)):
         name = value.__name__
         return ["builtin", name] if getattr(builtins, name, None) is value else refer(value)
@@ -105,36 +110,20 @@ def _encode_rare(value: Any, refer: Callable[[Any], Any]) -> Any:
 def decode(value: Any, resolve: Callable[[Any], Any]) -> Any:
     """The value that JSON stands for; `resolve` finds what is not data (built-ins, references). Raises ValueError, or another exception of
     a constructor, for what `encode` does not write."""
+    if isinstance(value, dict):
+        raise ValueError("an answer is no value")
     if not isinstance(value, list):
-        if isinstance(value, dict):
-            raise ValueError("an answer is no value")
         return value
     kind, *content = value
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](decode(item, resolve) for item in content)
     if kind in _MAPPINGS:
         items = [decode(item, resolve) for item in content]
-        return _MAPPINGS[kind](zip(items[::2], items[1::2], strict=True)) if kind != "Counter" else _counter(items)
+        return _MAPPINGS[kind](dict(zip(items[::2], items[1::2], strict=True)))  # a Counter counts pairs, and takes a dict as counted
     if kind == "named":
         make: Callable[..., Any] = collections.namedtuple  # raises unless all of these are names
         name, fields, *content = content
         return make(name, fields)(*(decode(item, resolve) for item in content))
     if kind == "int":
-        return int(content[0], 16)
-    if kind in ("bytes", "bytearray"):
-        return getattr(builtins, kind).fromhex(content[0])
-    if kind == "complex":
-        return complex(*content)
-    if kind == "range":
-        return range(*(decode(bound, resolve) for bound in content))
-    if kind in _EXACT:
-        return _EXACT[kind](content[0])
-    if kind in _DATES:
-        return _DATES[kind].fromisoformat(content[0])
-    if kind == "timedelta":
-        return datetime.timedelta(*content)
-    return resolve(value)
-
-
-def _counter(items: list[Any]) -> collections.Counter[Any]:
-    return collections.Counter(dict(zip(items[::2], items[1::2], strict=True)))
+        return _from_hex(content[0])
+    return _RARE[kind][2](*content) if kind in _RARE else resolve(value)
