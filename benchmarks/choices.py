@@ -21,7 +21,7 @@ from benchmarks.report import options, prepare, show
 from benchmarks.side_by_side import interleave
 from fullband.evaluate.harness import scoring
 from fullband.evaluate.harness.scoring import Continuation, Score, score_continuations
-from fullband.evaluate.harness.states import Reading
+from fullband.evaluate.harness.states import Scoring
 from fullband.model import FullBandModel
 from fullband.presets import trunk_preset
 from fullband.trunk.residual import runs_watched
@@ -40,16 +40,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     model = FullBandModel(trunk_preset(chosen.preset)).eval()
     measured: dict[str, Any] = {}
     for context in chosen.context:
-        for reading in (0, 1, "soft"):
-            name = f"{context} tokens, {'Soft' if reading == 'soft' else f'{reading} passes'}"
-            measured[name] = measure(model, questions(chosen, context, model.trunk.vocab_size), reading, chosen, name)
+        for way in (0, 1, "soft"):
+            name = f"{context} tokens, {'Soft' if way == 'soft' else f'{way} passes'}"
+            measured[name] = measure(model, questions(chosen, context, model.trunk.vocab_size), way, chosen, name)
     rows = [
         [name, f"{r['whole_seconds']:.2f} s", f"{r['time_ratio']:.2f}x", f"{r['positions_ratio']:.2f}x", f"{r['largest_difference']:.0e}"]
         for name, r in measured.items()
     ]
     result = about | {"questions": measured}
-    title = f"{chosen.questions} questions of {chosen.choices} choices, contexts read once, of a row for every choice"
-    show(title, ("context, read by", "every row", "time", "positions", "differ (nats)"), rows, result, chosen.json)
+    title = f"{chosen.questions} questions of {chosen.choices} choices, contexts computed once, of a row for every choice"
+    show(title, ("context, scored by", "every row", "time", "positions", "differ (nats)"), rows, result, chosen.json)
     return result
 
 
@@ -60,13 +60,13 @@ def questions(chosen: Any, context: int, vocabulary: int) -> list[Continuation]:
     return [Continuation(one, ids(chosen.ending)) for one in (ids(context) for _ in range(chosen.questions)) for _ in range(chosen.choices)]
 
 
-def measure(model: FullBandModel, asked: list[Continuation], reading: Reading, chosen: Any, label: str) -> dict[str, Any]:
-    shared = partial(score_continuations, model, asked, [reading], chosen.batch_rows)
+def measure(model: FullBandModel, asked: list[Continuation], way: Scoring, chosen: Any, label: str) -> dict[str, Any]:
+    shared = partial(score_continuations, model, asked, [way], chosen.batch_rows)
     candidates = {"shared": shared, "whole": partial(every_row, shared)}
     scores, positions = {}, {}
     for name, run in candidates.items():
         with counted(model) as count:
-            scores[name] = [score[reading].log_likelihood for score in run()]
+            scores[name] = [score[way].log_likelihood for score in run()]
         positions[name] = sum(count)
     timings = interleave(candidates, chosen.rounds, chosen.clock, label, warm_up=False)
     return {
@@ -78,9 +78,9 @@ def measure(model: FullBandModel, asked: list[Continuation], reading: Reading, c
     }
 
 
-def every_row(score: partial[list[dict[Reading, Score]]]) -> list[dict[Reading, Score]]:
-    """The reference: no reading shares anything."""
-    with mock.patch.object(scoring, "shareable", lambda model, readings: ([], list(readings))):
+def every_row(score: partial[list[dict[Scoring, Score]]]) -> list[dict[Scoring, Score]]:
+    """The reference: no scoring shares anything."""
+    with mock.patch.object(scoring, "shareable", lambda model, scorings: ([], list(scorings))):
         return score()
 
 
