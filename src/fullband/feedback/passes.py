@@ -119,8 +119,8 @@ def fused_pass(
         fed = connection.merge(x, carried_BTD, model.trunk, place)
         return fed if plain_BT is None else torch.where(plain_BT[..., None], x.to(fed.dtype), fed)
 
-    first, *later = connection.entries
-    merges = {depth: (lambda x, place=place: merged(place, x)) for place, depth in enumerate(later, start=1)}
+    later = connection.entries[1:]
+    merges = {depth: (lambda x, place=place: merged(place, x)) for place, depth in enumerate(later, start=1)} if later else None
     output = model.trunk.above(merged(0, x_BTD), inputs.layout, cache, keep, merges)
     return PassOutput(output.top_BTD, connection.take(output, inputs.carried), output.cache)
 

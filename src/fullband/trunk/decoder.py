@@ -200,7 +200,7 @@ class Decoder(nn.Module):
         documents = None if isinstance(cache, StaticCache) else extend_documents(cache, layout.documents_BT, batch, length, device)
         plans: dict[tuple[int, int | None], AttentionPlan] = {}
         kept: list[Slots] = []
-        wanted = {depth for depth in self.sources if first <= depth and (depth < last or last == len(self.blocks))}
+        wanted = [depth for depth in self.sources if first <= depth and (depth < last or last == len(self.blocks))] if self.sources else ()
         carried = [x] if first in wanted else []
         for place, depth in enumerate(range(first, last)):
             block, window = self.blocks[depth], self.windows[depth]
