@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def resolve_device(name: str, setting: str = "train.device") -> torch.device:
             raise RuntimeError("it has shapes but no values")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"{setting}: '{name}' is not available here ({str(error).splitlines()[0]})") from None
+        raise ValueError(f"{setting}: '{name}' is not available here ({shorten(str(error), 120)})") from None
     return device
 
 

@@ -119,7 +119,7 @@ def _message(problem: Any) -> str:
     """What must hold, in a recipe author's words instead of pydantic's."""
     if problem["type"] == "model_type":
         return "must be a section of keys"
-    message = problem["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    message = problem["msg"].removeprefix("Value error, ").partition(", unable to parse")[0].partition(", got a number with")[0]
     message = f"{message[0].lower()}{message[1:]}".replace("input should be ", "must be ")
     for words, ours in PLAIN_WORDS.items():
         message = message.replace(words, ours)
