@@ -27,7 +27,7 @@ from fullband.feedback_config import (
     moved_fusion,
 )
 from fullband.shipped import find_recipe
-from fullband.strict import Place, Strict, parse, read_yaml
+from fullband.strict import Place, Strict, parse, read_mapping, read_yaml
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -233,12 +233,7 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
     Raises ValueError, in one line that names the file and the key, for anything wrong with it.
     """
     named, path = Path(os.path.expanduser(path)), find_recipe(path)
-    try:
-        raw = read_yaml(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: not readable as yaml: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path}: a recipe is a mapping of keys; this file holds {'nothing' if raw is None else type(raw).__name__}")
+    raw = read_mapping(path, "a recipe")
     if named.is_dir():  # it may have been moved since, or be named from another folder
         raw["output"] = str(named)
     for override in overrides:

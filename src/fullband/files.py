@@ -47,6 +47,14 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
+def read_json(path: Path) -> Any:
+    """Raises ValueError naming the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not readable as JSON ({' '.join(str(error).split())})") from None
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Replace `path` by a safetensors file of `tensors`. Raises OSError if it can't be written."""
     with _beside(path) as beside:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
@@ -19,14 +20,14 @@ def _text_of_place(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _one_is_a_list(value: Any) -> Any:
+def one_is_a_list(value: Any) -> Any:
     return [value] if isinstance(value, (str, os.PathLike)) else value
 
 
 Place = Annotated[str, BeforeValidator(_text_of_place), AfterValidator(os.path.expanduser)]
 """A path, or a name where one is allowed: ~ is the home folder."""
 
-Places = Annotated[list[Place], BeforeValidator(_one_is_a_list)]
+Places = Annotated[list[Place], BeforeValidator(one_is_a_list)]
 """Paths; one may stand alone."""
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -55,6 +56,17 @@ def read_yaml(text: str) -> Any:
         raise ValueError("nested too deep") from None
     except (ValueError, yaml.YAMLError) as error:  # ValueErrors of Python's own, too: "month must be in 1..12"
         raise ValueError(" ".join(str(error).split()).partition("; use sys.")[0]) from None
+
+
+def read_mapping(path: Path, what: str) -> dict[str, Any]:
+    """The mapping of keys of a YAML file. Raises ValueError in one line naming the file, and `what` it should be."""
+    try:
+        raw = read_yaml(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: not readable as yaml: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path}: {what} is a mapping of keys; this file holds {'nothing' if raw is None else type(raw).__name__}")
+    return raw
 
 
 def parse(schema: type[Schema], raw: Any, where: str) -> Schema:

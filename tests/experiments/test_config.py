@@ -55,7 +55,7 @@ def test_a_shared_run_is_the_other_experiments(tmp_path: Path) -> None:
         ({"measure": {"kind": "positions", "positions": [3, 0]}}, "measure.positions.1: must be at least 1"),
         ({"measure": {"kind": "settling", "passes": 4, "feedback_passes": [0, 4]}}, "measure: feedback_passes: 4 of them are 5 passes"),
         ({"measure": {"kind": "settling", "feedback_passes": ["converged"]}}, "measure.feedback_passes.0"),
-        ({"measure": {"kind": "probe", "prefills": ["3"]}}, "measure.prefills: '3' is no way of prefilling"),
+        ({"measure": {"kind": "probe", "prefills": ["3"]}}, "measure.prefills.0: must be 'standard', '1', '2', '4' or 'full', got '3'"),
         ({"cells": [{"name": "Fed"}], "comparisons": []}, "cells.0.name"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What an evaluation asks: tasks, readings, modes, sampling. Written beside its results, so that it can go on where it stopped."""
+"""What an evaluation asks: tasks, feedback passes, modes, sampling. Written beside its results, so that it can go on where it stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fullband.evaluate.generative.problems import Prompts
 from fullband.evaluate.generative.rollouts import RolloutSetting
 from fullband.evaluate.harness.tasks import SUITES
 from fullband.feedback_config import FeedbackPasses
-from fullband.files import check_place, file_hash, write_json
+from fullband.files import check_place, file_hash, read_json, write_json
 
 PLAN = "plan.json"
 JOURNALS = ("scores", "documents", "rollouts", "grades", "tasks")  # files beside it, .jsonl; see `evaluation.Journals`
@@ -27,7 +27,7 @@ class EvaluationPlan:
     """One evaluation of one model.
 
     suite         its name, if one was asked for
-    tasks         of lm-eval; read in `readings`, and in the first of `modes` where they generate
+    tasks         of lm-eval; scored after each of `readings` (feedback passes, or "soft"), in the first of `modes` where they generate
     shots         examples in their prompts; None = each task's own number
     generative    names of §4.2's benchmarks; answered in `modes`, fused with `fused_passes`
     temperatures  of the sampled ones (code): n rollouts at each, scored by Pass@k. The others are answered once, greedily
@@ -152,17 +152,9 @@ def _content(plan: EvaluationPlan, model: Mapping[str, Any]) -> dict[str, Any]:
 def read_plan(folder: Path) -> dict[str, Any]:
     """What the folder's plan.json says. Raises ValueError if it can't be read."""
     try:
-        return read_json(folder / PLAN)
-    except ValueError as error:
+        return dict(read_json(folder / PLAN))
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{error}; evaluate into another folder (--output), or remove this whole one") from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises ValueError naming the file."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: not readable ({' '.join(str(error).split())})") from None
 
 
 def files_hash(folder: Path) -> str:

@@ -29,7 +29,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class McNemar:
-    """Two readings of the same problems: how many only the one, or only the other, got right, and how likely so uneven a split is if
+    """Two evaluations of the same problems: how many only the one, or only the other, got right, and how likely so uneven a split is if
     neither is better (two-sided, exact)."""
 
     only_first: int
@@ -171,7 +171,7 @@ def pass_at_k_estimate(problems: Sequence[Rollouts], k: int) -> Estimate:
 
 
 def choose_temperature(rollouts: Mapping[float, Sequence[Rollouts]], k: int, *, splits: int = 200, seed: int = 0) -> TemperatureChoice:
-    """All three readings of one mode. `rollouts` has, for each temperature, the same problems in the same order.
+    """All three scores of one mode. `rollouts` has, for each temperature, the same problems in the same order.
 
     The split-half error is the standard error over problems of what each contributed. It leaves out that problems share their choices of
     a temperature. Raises ValueError for fewer than 2 problems, no temperature, or lists of different lengths.

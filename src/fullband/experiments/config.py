@@ -7,19 +7,19 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from fullband.feedback_config import Control, FeedbackPasses
 from fullband.probe.examples import TASKS, Task
-from fullband.probe.prefills import PREFILLS
 from fullband.shipped import shipped_recipes
-from fullband.strict import Strict, parse, read_yaml
+from fullband.strict import Strict, one_is_a_list, parse, read_mapping
 
 OWN = ("name", "seed", "output")  # keys of a recipe that the experiment sets
 NAME = r"^[a-z0-9][a-z0-9-]*$"
 
 
 Amount = Literal["tokens", "token-equivalent", "flops"]
+Prefill = Literal["standard", "1", "2", "4", "full"]  # as `probe` names them
 
 
 class EqualTo(Strict):
@@ -29,12 +29,7 @@ class EqualTo(Strict):
     """
 
     cell: str
-    by: list[Amount] = Field(min_length=1)
-
-    @field_validator("by", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+    by: Annotated[list[Amount], BeforeValidator(one_is_a_list), Field(min_length=1)]
 
 
 class Cell(Strict):
@@ -51,9 +46,9 @@ class Cell(Strict):
 
 
 class PositionsMeasure(Strict):
-    """Right answers of a built-in task at these positions, counted from 1, of held-out rows that end at the last of them.
+    """Correct answers of a built-in task at these positions, counted from 1, of held-out sequences that end at the last of them.
 
-    controls   the model that was trained without one is read again, with the last of `feedback_passes`, under each of these
+    controls   the model that was trained without one is evaluated again, with the last of `feedback_passes`, under each of these
     """
 
     kind: Literal["positions"] = "positions"
@@ -85,22 +80,15 @@ class ProbeMeasure(Strict):
 
     kind: Literal["probe"] = "probe"
     tasks: list[Task] = Field(default=list(TASKS))
-    prefills: list[str] = Field(default=list(PREFILLS), min_length=1)
+    prefills: list[Prefill] = Field(default=["standard", "1", "2", "4", "full"], min_length=1)
     groups: int | None = Field(default=None, ge=4)
-
-    @field_validator("prefills")
-    @classmethod
-    def _known(cls, value: list[str]) -> list[str]:
-        if unknown := [name for name in value if name not in PREFILLS]:
-            raise ValueError(f"'{unknown[0]}' is no way of prefilling ({', '.join(PREFILLS)})")
-        return value
 
 
 Measure = Annotated[Union[PositionsMeasure, SettlingMeasure, ProbeMeasure], Field(discriminator="kind")]
 
 
 class Comparison(Strict):
-    """`cell` read in the way `reading` against the cell `to` read in the way `to_reading`, seed by seed."""
+    """`cell`, evaluated as `reading` says ("standard", "fused-1", "exact", …), against the cell `to` as `to_reading` says, seed by seed."""
 
     cell: str
     reading: str
@@ -121,16 +109,14 @@ class Experiment(Strict):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Experiment:
-        names = [cell.name for cell in self.cells]
-        for what, values in (("cells", names), ("seeds", self.seeds)):
+        by_name = {cell.name: cell for cell in self.cells}
+        for what, values in (("cells", [cell.name for cell in self.cells]), ("seeds", self.seeds)):
             twice = next((value for n, value in enumerate(values) if value in values[:n]), None)
             if twice is not None:
                 raise ValueError(f"{what}: must not repeat, got {twice!r} twice")
         named = [cell.equal.cell for cell in self.cells if cell.equal] + [c for x in self.comparisons for c in (x.cell, x.to)]
-        for name in named:
-            if name not in names:
-                raise ValueError(f"no cell is called '{name}' (there are {', '.join(names)})")
-        by_name = {cell.name: cell for cell in self.cells}
+        if unknown := [name for name in named if name not in by_name]:
+            raise ValueError(f"no cell is called '{unknown[0]}' (there are {', '.join(by_name)})")
         if chained := next((cell.name for cell in self.cells if cell.equal and by_name[cell.equal.cell].equal), None):
             raise ValueError(f"cells: '{chained}' is made equal to a cell that is itself made equal to another")
         if own := set(OWN) & {*self.recipe, *(key for cell in self.cells for key in cell.set)}:
@@ -140,21 +126,11 @@ class Experiment(Strict):
 
 def load_experiment(path: Path) -> Experiment:
     """Raises ValueError, in one line that names the file and the key, for anything wrong with it."""
-    raw = _read_mapping(path, "an experiment")
+    raw = read_mapping(path, "an experiment")
     if isinstance(raw.get("recipe"), str):
-        recipe = _read_mapping(path.parent / raw["recipe"], "a recipe")
+        recipe = read_mapping(path.parent / raw["recipe"], "a recipe")
         raw["recipe"] = {key: value for key, value in recipe.items() if key not in (*OWN, "description")}
     return parse(Experiment, raw, str(path))
-
-
-def _read_mapping(path: Path, what: str) -> dict[str, Any]:
-    try:
-        raw = read_yaml(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: not readable as yaml: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path}: {what} is a mapping of keys")
-    return raw
 
 
 def shipped_experiments() -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -20,7 +19,7 @@ from fullband.costs import run_flops
 from fullband.experiments.config import Experiment
 from fullband.experiments.grid import Job
 from fullband.experiments.measure import ReadingProgress, measure, silent
-from fullband.files import alone_in, write_json
+from fullband.files import alone_in, read_json, write_json
 from fullband.model import FullBandModel
 from fullband.strict import parse, shape
 from fullband.training import RunResult, train
@@ -76,7 +75,7 @@ def state_of(experiment: Experiment, job: Job) -> JobState:
     """Raises ValueError if the job's folder holds a run of another recipe, as a result belongs to the one beside it, or a damaged one."""
     begun = Checkpoints(job.folder / "checkpoints").last() is not None
     found = job.folder / CELL
-    if (begun or found.is_file()) and _is_another(load_recipe(job.folder / RECIPE), job.recipe):
+    if (begun or found.is_file()) and _trained(load_recipe(job.folder / RECIPE)) != _trained(job.recipe):
         raise ValueError(f"{job.folder}: holds a run of another recipe than {experiment.name}'s; remove it, or choose another --runs")
     if not found.is_file():
         return JobState("begun" if begun else "not begun", None)
@@ -84,12 +83,8 @@ def state_of(experiment: Experiment, job: Job) -> JobState:
     return JobState("finished" if result["measure"] == experiment.measure.model_dump(mode="json") else "begun", result)
 
 
-def _is_another(recipe: Recipe, asked: Recipe) -> bool:
-    """Whether a run was trained in another way. Its folder may have moved, or be written differently; a default may be written out."""
-    return _trained(recipe) != _trained(asked)
-
-
 def _trained(recipe: Recipe) -> Recipe:
+    """What decides how a run is trained: its folder may have moved, or be written differently; a default may be written out."""
     feedback = recipe.compiled_feedback
     rounding = {"prefix_rounding": feedback.rounding}
     return recipe.model_copy(update={"output": None, "feedback": feedback.model_copy(update=rounding)})
@@ -98,10 +93,11 @@ def _trained(recipe: Recipe) -> Recipe:
 def _read_result(path: Path) -> dict[str, Any]:
     """Raises ValueError naming a file that is damaged."""
     try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        parse(_CELL, result, path.name)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: damaged ({error}); remove it, and the model is measured again") from None
+        result: dict[str, Any] = read_json(path)
+        parse(_CELL, result, str(path))
+    except ValueError as error:
+        what = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"{path}: damaged ({what}); remove it, and the model is measured again") from None
     return result
 
 

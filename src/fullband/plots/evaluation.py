@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,16 @@ MARKERS = {"standard": ("o", 12), "soft": ("s", 7), "fused": ("D", 4), "baseline
 
 def plot_evaluation(results: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Draw what the results hold into `folder`, as SVG. Returns file names by what they show, in the order of the paper."""
-    drawn: dict[str, str] = {}
-    if results["mean"] and len(results["mean"]["readings"]) > 1:
-        drawn["accuracy by feedback passes"] = _draw(plot_passes, results, folder / "figure-4.svg")
-    if results["generative"]:
-        drawn["free-form scores by mode"] = _draw(plot_modes, results, folder / "figure-5.svg")
-    if any(own["lengths"]["median"] is not None for found in results["generative"].values() for own in found["modes"].values()):
-        drawn["length of answers by mode"] = _draw(plot_lengths, results, folder / "figure-6.svg")
-    return drawn
-
-
-def _draw(plot: Any, results: Mapping[str, Any], path: Path) -> str:
-    plot(results, path)
-    return path.name
+    modes = [own for found in results["generative"].values() for own in found["modes"].values()]
+    figures: list[tuple[bool, str, str, Callable[[Mapping[str, Any], Path], None]]] = [
+        (len((results["mean"] or {}).get("readings", ())) > 1, "accuracy by feedback passes", "figure-4.svg", plot_passes),
+        (bool(modes), "free-form scores by mode", "figure-5.svg", plot_modes),
+        (any(own["lengths"]["median"] is not None for own in modes), "length of answers by mode", "figure-6.svg", plot_lengths),
+    ]
+    held = [figure[1:] for figure in figures if figure[0]]
+    for _, name, plot in held:
+        plot(results, folder / name)
+    return {shown: name for shown, name, _ in held}
 
 
 def plot_passes(results: Mapping[str, Any], path: Path) -> None:

@@ -37,19 +37,16 @@ def _pictures(folder: Path, pictures: Mapping[str, str]) -> Iterator[str]:
 
 
 def _table(table: ReportTable) -> str:
-    heads = "".join(f"<th{_side(place, table)}>{escape(cell)}</th>" for place, cell in enumerate(table.columns))
-    rows = "\n".join(f"<tr>{_cells(row, table)}</tr>" for row in table.rows)
-    body = f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>"
+    rows = "\n".join(_line("td", row, table.words) for row in table.rows)
+    body = f"<thead>{_line('th', table.columns, table.words)}</thead>\n<tbody>\n{rows}\n</tbody>"
     notes = "\n".join(f'<p class="small">{escape(note)}</p>' for note in table.notes)
     return f'<h2>{escape(table.title)}</h2>\n<div class="scroll"><table>{body}</table></div>\n{notes}'
 
 
-def _cells(row: list[str], table: ReportTable) -> str:
-    return "".join(f"<td{_side(place, table)}>{escape(cell)}</td>" for place, cell in enumerate(row))
-
-
-def _side(place: int, table: ReportTable) -> str:
-    return ' class="word"' if place < table.words else ""
+def _line(tag: str, cells: list[str], words: int) -> str:
+    """A line of a table, whose first columns are words."""
+    classes = [' class="word"' if place < words else "" for place in range(len(cells))]
+    return "<tr>" + "".join(f"<{tag}{own}>{escape(cell)}</{tag}>" for own, cell in zip(classes, cells, strict=True)) + "</tr>"
 
 
 def _traces(results: Mapping[str, Any]) -> list[str]:

@@ -49,15 +49,11 @@ def plot_depths(settings: Sequence[dict[str, Any]], paths: Sequence[Path]) -> No
     with figure(paths, width=3.6 * len(settings) + 2.4, height=6.4, rows=2, columns=len(settings)) as (drawing, panels):
         for column, setting in enumerate(settings):
             above, below = panels[0][column], panels[1][column]
-            for prefill in setting["prefills"]:
-                depths = [found["depth"] for found in prefill["depths"]]
-                _line(above, prefill["prefill"], depths, prefill["depths"], "accuracy", "stderr")
-                _line(below, prefill["prefill"], depths, prefill["depths"], "moved")
+            _by_depth(above, setting, "accuracy", "stderr")
+            _by_depth(below, setting, "moved")
             _chance(above, low)
             above.set_title(TITLES[setting["task"]])
             below.set(xlabel="depth (0 = input of the stack)", ylim=(-0.04, 1.04))
-            for axes in (above, below):
-                axes.set_xticks(depths[:: -(-len(depths) // 9)])
             if column == 0:
                 above.set_ylabel("probe accuracy, held-out groups")
                 below.set_ylabel("answers moved by a swap")
@@ -90,16 +86,20 @@ def plot_registers(settings: Sequence[dict[str, Any]], paths: Sequence[Path]) ->
             for axes in panels[:, 1:].flat:
                 axes.set_visible(False)
         for axes, setting in zip((panels[0][2], panels[1][2]), overwritten[:1] + overwritten[-1:], strict=False):
-            for prefill in setting["prefills"]:
-                depths = [found["depth"] for found in prefill["depths"]]
-                _line(axes, prefill["prefill"], depths, prefill["depths"], "accuracy", "stderr")
+            _by_depth(axes, setting, "accuracy", "stderr")
             _chance(axes, low)
-            axes.set_xticks(depths[:: -(-len(depths) // 9)])
             axes.set(xlabel=f"depth (m = 8, {setting['writes_each']} writes each)", ylabel="probe accuracy")
         panels[0][0].set_title("By registers")
         panels[0][1].set_title("By writes")
         panels[0][2].set_title("By depth")
         _legend(drawing, panels[0][0])
+
+
+def _by_depth(axes: Any, setting: dict[str, Any], key: str, error: str | None = None) -> None:
+    for prefill in setting["prefills"]:
+        depths = [found["depth"] for found in prefill["depths"]]
+        _line(axes, prefill["prefill"], depths, prefill["depths"], key, error)
+    axes.set_xticks(depths[:: -(-len(depths) // 9)])
 
 
 def _line(axes: Any, name: str, places: Sequence[float], found: Sequence[dict[str, Any]], key: str, error: str | None = None) -> None:

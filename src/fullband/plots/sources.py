@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fullband.files import read_json
 from fullband.plots.runs import RunRecord, read_run
 from fullband.strict import list_of, parse, shape
 from fullband.training.metrics import METRICS, has_metrics
@@ -79,9 +79,6 @@ def _check_name(folder: Path, name: str, others: Collection[str]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     """The file as it is; its schema says what must be there."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not readable as JSON ({error})") from None
+    found: dict[str, Any] = read_json(path)
     parse(SCHEMAS[path.name], found, f"{path}: not as diagnose or probe writes it")
     return found

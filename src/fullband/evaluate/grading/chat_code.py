@@ -12,7 +12,7 @@ from dataclasses import dataclass
 _PYTHON = re.compile(r"\{?\.?i?py(?:thon)?3?(?![a-z])")  # python, py3, {.python}, ipython, python:area.py
 _MOST_CUTS = 5  # of prose after code that stands in no block
 _FENCE = re.compile(r"(?P<lead>[ \t>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
-_BEHIND_TEXT = re.compile(r"\S.{0,200}?(?P<lead>)(?P<fence>`{3,})[ \t]*(?P<info>(?i:python|py)3?)$")  # Answer: ```python
+_AFTER_TEXT = re.compile(r"\S.{0,200}?(?P<lead>)(?P<fence>`{3,})[ \t]*(?P<info>(?i:python|py)3?)$")  # Answer: ```python
 _MAKERS = {
     "tuple", "list", "dict", "set", "frozenset", "range", "int", "float", "str", "len", "sorted", "zip", "enumerate", "defaultdict",
     "Counter", "deque", "namedtuple", "re", "math", "string", "collections", "itertools",
@@ -109,23 +109,11 @@ def _outside_of_prose(answer: str, entry_point: str) -> str:
         code = "".join(lines[start:end])
         if not defines(entry_point, code):
             break
-        if (wrong := _first_error(code)) is None:
+        found = _parsed_or_error(code)
+        if isinstance(found, ast.Module):
             return code
-        end = start + wrong
+        end = start + found
     return answer
-
-
-def _first_error(code: str) -> int | None:
-    """The line, counted from 0, at which this stops being Python; None if it is."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(code)
-    except SyntaxError as error:
-        return min((error.lineno or 1) - 1, len(code.splitlines()) - 1)
-    except (ValueError, RecursionError, MemoryError):
-        return 0
-    return None
 
 
 def fenced_blocks(answer: str) -> list[Block]:
@@ -136,7 +124,7 @@ def fenced_blocks(answer: str) -> list[Block]:
     blocks: list[Block] = []
     at = 0
     while at < len(lines):
-        opening = _FENCE.match(lines[at].rstrip()) or _BEHIND_TEXT.match(lines[at].rstrip())
+        opening = _FENCE.match(lines[at].rstrip()) or _AFTER_TEXT.match(lines[at].rstrip())
         if opening is None:
             at += 1
             continue
@@ -151,7 +139,7 @@ def fenced_blocks(answer: str) -> list[Block]:
 
 
 def _block(lines: list[str], start: int, fence: str, indentation: int) -> tuple[str, int]:
-    """The code from line `start` to the fence that closes it, and the line behind that. A string that never ends hides no fence."""
+    """The code from line `start` to the fence that closes it, and the line after that. A string that never ends hides no fence."""
     quote: str | None = None
     first: tuple[int, str, int] | None = None  # the first end, inside a string: line, what stands before the fence, next line
     for number in range(start, len(lines)):
@@ -187,12 +175,21 @@ def _dedented(lines: list[str], indentation: int) -> str:
 
 
 def parsed(code: str) -> ast.Module | None:
+    """None for what is no Python."""
+    found = _parsed_or_error(code)
+    return found if isinstance(found, ast.Module) else None
+
+
+def _parsed_or_error(code: str) -> ast.Module | int:
+    """The code as Python, or the line, counted from 0, at which it stops being that."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    except SyntaxError as error:
+        return min((error.lineno or 1) - 1, len(code.splitlines()) - 1)
+    except (ValueError, RecursionError, MemoryError):
+        return 0
 
 
 def bound_names(statement: ast.stmt) -> set[str]:
@@ -214,7 +211,7 @@ def used_names(tree: ast.AST) -> set[str]:
 
 
 def _with_missing_names(code: str, others: list[tuple[int, str]], entry_point: str | None) -> str:
-    """The code behind those statements of other (numbered) blocks, nearest first, that define what it uses and lacks."""
+    """The code after those statements of other (numbered) blocks, nearest first, that define what it uses and lacks."""
     tree = parsed(code)
     if tree is None or not others:
         return code

@@ -1,4 +1,4 @@
-"""Code problems: rows of HumanEval and MBPP, and the program that judges a completion."""
+"""Code problems: records of HumanEval and MBPP, and the program that judges a completion."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ def _future_imports(code: str) -> tuple[str, str]:
     return "".join(f"{ast.unparse(s)}\n" for s in found), ast.unparse(ast.Module([s for s in tree.body if s not in found], []))
 
 
-def humaneval_problem(row: Mapping[str, Any]) -> CodeProblem:
-    """A row of openai_humaneval. Raises ValueError naming the columns that are missing."""
-    _need(row, "HumanEval", "task_id", "prompt", "test", "entry_point", "canonical_solution")
-    tests = f"{row['test']}\ncheck({row['entry_point']})\n"
-    tests = _given(row["prompt"] + row["canonical_solution"], tests, row["entry_point"]) + tests
-    overrides = _built_ins_of(row["prompt"] + row["canonical_solution"])
-    return CodeProblem(str(row["task_id"]), row["prompt"], tests, row["canonical_solution"], row["entry_point"], overrides)
+def humaneval_problem(record: Mapping[str, Any]) -> CodeProblem:
+    """A record of openai_humaneval. Raises ValueError naming the columns that are missing."""
+    _need(record, "HumanEval", "task_id", "prompt", "test", "entry_point", "canonical_solution")
+    tests = f"{record['test']}\ncheck({record['entry_point']})\n"
+    tests = _given(record["prompt"] + record["canonical_solution"], tests, record["entry_point"]) + tests
+    overrides = _built_ins_of(record["prompt"] + record["canonical_solution"])
+    return CodeProblem(str(record["task_id"]), record["prompt"], tests, record["canonical_solution"], record["entry_point"], overrides)
 
 
-def mbpp_problem(row: Mapping[str, Any]) -> CodeProblem:
-    """A row of MBPP (full). Raises ValueError naming the columns that are missing."""
-    _need(row, "MBPP", "task_id", "code", "test_setup_code", "test_list")
-    tests = "\n".join([row["test_setup_code"], *row["test_list"], ""])
-    tree = parsed(row["code"])
+def mbpp_problem(record: Mapping[str, Any]) -> CodeProblem:
+    """A record of MBPP (full). Raises ValueError naming the columns that are missing."""
+    _need(record, "MBPP", "task_id", "code", "test_setup_code", "test_list")
+    tests = "\n".join([record["test_setup_code"], *record["test_list"], ""])
+    tree = parsed(record["code"])
     functions = [s.name for s in tree.body if isinstance(s, ast.FunctionDef)] if tree else []
-    asked = parsed("\n".join(row["test_list"]))
+    asked = parsed("\n".join(record["test_list"]))
     entry_point = next((name for name in reversed(functions) if asked and name in used_names(asked)), None)
     imports = "\n".join(ast.unparse(s) for s in tree.body if isinstance(s, ast.Import | ast.ImportFrom)) if tree else ""
     tests = _given(imports, tests, "") + tests
-    return CodeProblem(f"MBPP/{row['task_id']}", "", tests, row["code"], entry_point, _built_ins_of(row["code"]))
+    return CodeProblem(f"MBPP/{record['task_id']}", "", tests, record["code"], entry_point, _built_ins_of(record["code"]))
 
 
 def _given(code: str, tests: str, entry_point: str) -> str:
@@ -93,7 +93,7 @@ def _built_ins_of(reference: str) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if hasattr(builtins, name)))
 
 
-def _need(row: Mapping[str, Any], benchmark: str, *columns: str) -> None:
-    missing = [column for column in columns if column not in row]
+def _need(record: Mapping[str, Any], benchmark: str, *columns: str) -> None:
+    missing = [column for column in columns if column not in record]
     if missing:
-        raise ValueError(f"{benchmark}: a row lacks {', '.join(missing)}; it has {', '.join(row) or 'nothing'}")
+        raise ValueError(f"{benchmark}: a record lacks {', '.join(missing)}; it has {', '.join(record) or 'nothing'}")

@@ -56,8 +56,8 @@ def flexible_answer(text: str) -> str | None:
 
 
 def chat_value(text: str) -> Fraction | None:
-    """The number a chat answer gives, thoughts aside: behind `####`, in its box or behind "final answer is", else its last one.
-    "$1,234.00", "−18", "18..." and "18 cm²" are numbers, "..." is none; behind a mark "1/2" is one, and "6 * 7 = 42" is 42."""
+    """The number a chat answer gives, thoughts aside: after `####`, in its box or after "final answer is", else its last one.
+    "$1,234.00", "−18", "18..." and "18 cm²" are numbers, "..." is none; after a mark "1/2" is one, and "6 * 7 = 42" is 42."""
     text = _THOUSANDS.sub(",", _UNIT_POWER.sub(" ", after_thinking(text).translate(_DASHES).replace("…", " ")))
     text = "".join(_HALVES.get(letter, letter) for letter in text)
     text = unicodedata.normalize("NFKC", text).translate(_DASHES).replace("\\$", "$")

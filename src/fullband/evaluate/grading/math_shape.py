@@ -40,7 +40,7 @@ class Shape:
     parts   shapes of the members
     name    what it is the value of: x in x = 5, x > 5 and x in [5, 6]
     equation  all of x = 5
-    percent, unit   what stood behind a value
+    percent, unit   what followed a value
     """
 
     kind: str
@@ -76,7 +76,7 @@ def _as_list(text: str) -> Shape | None:
 
 
 def shape_of(answer: str, *, letters: bool) -> Shape:
-    """The shape of an answer. With `letters`, a single letter behind a number is a variable and no unit."""
+    """The shape of an answer. With `letters`, a single letter after a number is a variable and no unit."""
     words = _words(answer)
     if words is not None:
         return Shape("words", words)
@@ -213,9 +213,9 @@ def _value(text: str, letters: bool) -> Shape:
     unit = None
     if r"\$" in text or "€" in text or "£" in text:
         unit, text = "dollar" if "$" in text else None, re.sub(r"\\\$|[€£]", "", text).strip()
-    behind = _TEXT_UNIT.search(text)
-    if behind and behind.start() and re.search(r"\d|\\pi", text[: behind.start()]):
-        unit, text = unit_of(behind[1]) or unit, text[: behind.start()]
+    after = _TEXT_UNIT.search(text)
+    if after and after.start() and re.search(r"\d|\\pi", text[: after.start()]):
+        unit, text = unit_of(after[1]) or unit, text[: after.start()]
     elif bare := _BARE_UNIT.match(text):
         word = re.sub(r"\^.*", "", bare[3])
         if (unit_of(word) and not (letters and len(word) < 2)) or (bare[2] and _COUNTED.fullmatch(word)):

@@ -26,11 +26,11 @@ _DIGITS = 6  # a decimal stands for a number without an end if it has so many di
 
 
 class Unreadable(ValueError):
-    """The reference is nothing that math-verify can read."""
+    """The reference is nothing that math-verify can parse."""
 
 
 def compare(gold: dict[str, Any], guess: dict[str, Any]) -> str:
-    """right, wrong, or undecided if math-verify can't read the reference, or if comparing fails. Both are shapes (math_shape.Shape)."""
+    """right, wrong, or undecided if math-verify can't parse the reference, or if comparing fails. Both are shapes (math_shape.Shape)."""
     try:
         return "right" if same(gold, guess) else "wrong"
     except Exception:  # sympy raises of every kind, RecursionError and MemoryError among them
@@ -102,7 +102,7 @@ def same_value(gold: str, guess: str) -> bool:
         return True
     if _NUMBER.fullmatch(gold) and _NUMBER.fullmatch(guess):
         return Fraction(gold) == Fraction(guess)
-    left, right = read(gold), read(guess)
+    left, right = as_sympy(gold), as_sympy(guess)
     if left is None:
         raise Unreadable(gold)
     if right is None:
@@ -117,7 +117,7 @@ def same_value(gold: str, guess: str) -> bool:
     return bool(verify(left, right, timeout_seconds=None, raise_on_error=True))
 
 
-def read(text: str) -> Any:
+def as_sympy(text: str) -> Any:
     """A value as a sympy object; None for what is none. Its decimals are fractions, and i is the imaginary unit."""
     from latex2sympy2_extended import latex2sympy
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig

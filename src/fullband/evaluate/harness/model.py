@@ -274,7 +274,6 @@ def _batch_rows(asked: int | str | None) -> int:
     """`auto`, which lm-eval measures for its own models, is a fixed number here."""
     if asked is None or str(asked).startswith("auto"):
         return BATCH_ROWS
-    rows = int(asked) if str(asked).isdecimal() else 0
-    if rows < 1:
-        raise ValueError(f"batch_size is a number of rows or auto, not '{asked}'")
-    return rows
+    if not str(asked).isdecimal() or int(asked) < 1:
+        raise ValueError(f"batch_size must be a number of sequences or auto, got '{asked}'")
+    return int(asked)

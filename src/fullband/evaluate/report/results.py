@@ -16,9 +16,9 @@ from fullband.evaluate.evaluation import Journals, is_finished
 from fullband.evaluate.generative.problems import TASKS as GENERATIVE
 from fullband.evaluate.harness.tasks import SHOT_OVERRIDES
 from fullband.evaluate.journal import Journal
-from fullband.evaluate.plan import PLAN, EvaluationPlan, read_json, read_plan
+from fullband.evaluate.plan import PLAN, EvaluationPlan, read_plan
 from fullband.evaluate.report.scores import mean_of_tasks, summarize, summarize_task
-from fullband.files import write_json
+from fullband.files import read_json, write_json
 
 RESULTS, BASELINE = "results.json", "baseline"
 SMOKE = 200  # problems; a table of fewer is a smoke test
@@ -83,7 +83,7 @@ def write_results(folder: Path) -> dict[str, Any]:
 
 def read_results(path: Path) -> dict[str, Any]:
     """A results.json. Raises ValueError for one of another kind: a probe's has the same name."""
-    found = read_json(path)
+    found: dict[str, Any] = read_json(path)
     for key in ("model", "baseline", "plan", "smoke_test", "tasks", "mean", "generative", "seconds", "versions", "machine"):
         if key not in found:
             raise ValueError(f"{path}: has no '{key}'; it was not written by fullband evaluate")
@@ -166,7 +166,7 @@ def _task(name: str, own: Gathered, other: Gathered | None) -> dict[str, Any]:
 
 
 def _means(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Over tasks that were read in the same ways; None for fewer than two tasks."""
+    """Over tasks that were evaluated after the same feedback passes; None for fewer than two tasks."""
     alike = [task for task in tasks if list(task["readings"]) == list(tasks[0]["readings"])]
     return mean_of_tasks(alike) if len(alike) > 1 else None
 
