@@ -35,8 +35,21 @@ BELOW: dict[str, set[str]] = {
     "decode": CONFIG | {"feedback", "trunk", "data"},
     "model": CONFIG | {"decode", "feedback", "trunk", "presets", "files", "run_folder"},
 }
-BELOW["evaluate"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files", "hf", "loading", "strict", "device"}
-BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "spans", "amounts", "run_folder"}
+BELOW["evaluate"] = CONFIG | {
+    "decode",
+    "data",
+    "feedback",
+    "trunk",
+    "model",
+    "presets",
+    "files",
+    "hf",
+    "loading",
+    "strict",
+    "device",
+    "amounts",
+}
+BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "spans", "run_folder"}
 BELOW["hf"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files"}
 BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}

@@ -1,6 +1,8 @@
-"""Numbers as people write them."""
+"""Numbers as people, and JSON, write them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 
 def short(number: float) -> str:
@@ -37,3 +39,14 @@ def mixture(passes: dict[int, float]) -> str:
     """{1: 0.75, 3: 0.25} is 75% one-pass, 25% three-pass."""
     words = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
     return ", ".join(f"{percent(share)} {words.get(k, k)}-pass" for k, share in sorted(passes.items()) if share)
+
+
+def without_infinities(value: Any) -> Any:
+    """The value with None for infinite and undefined numbers, and strings for keys."""
+    if isinstance(value, dict):
+        return {str(key): without_infinities(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_infinities(part) for part in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value

@@ -209,9 +209,9 @@ def test_a_solution_is_not_judged_by_its_own_copy_of_a_helper(sandbox):
 
 
 def test_missing_columns_are_named():
-    with pytest.raises(ValueError, match="HumanEval: a row lacks test, canonical_solution"):
+    with pytest.raises(ValueError, match="HumanEval: a record lacks test, canonical_solution"):
         humaneval_problem({"task_id": 1, "prompt": "", "entry_point": ""})
-    with pytest.raises(ValueError, match=r"MBPP: a row lacks task_id, code, .*it has text"):
+    with pytest.raises(ValueError, match=r"MBPP: a record lacks task_id, code, .*it has text"):
         mbpp_problem({"text": "x"})
 
 

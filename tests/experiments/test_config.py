@@ -91,10 +91,10 @@ def test_a_cell_that_does_not_fit_is_named(changed: dict[str, Any], words: str, 
     [
         ({"measure": GRID["measure"] | {"positions": [3, 999]}}, "cell fed: measure: position 999 is beyond the model's context of"),
         ({"measure": {"kind": "settling", "length": 999}}, "cell fed: measure: length 999 is beyond the model's context of"),
-        ({"measure": {"kind": "probe"}}, "cell fed: measure: probes read App. F's texts"),
+        ({"measure": {"kind": "probe"}}, "cell fed: measure: probes are made on App. F's texts"),
         (
             {"comparisons": [{"cell": "fed", "reading": "fused-3", "to": "plain", "to_reading": "standard"}]},
-            "comparisons: fed has no reading 'fused-3' (it has fused-0, fused-1, exact, exact, zeroed)",
+            "comparisons: fed has no evaluation 'fused-3' (it has fused-0, fused-1, exact, exact, zeroed)",
         ),
         (
             {"cells": [{"name": "fed"}, {"name": "plain", "run": "toy/fed", "set": {"feedback.schedule": "none"}}]},

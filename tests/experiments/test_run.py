@@ -13,7 +13,7 @@ from experiments.grids import GRID, write_grid
 from fullband.experiments import Experiment, Job, finished_results, jobs_of, load_experiment, run_job
 from fullband.experiments.grid import expected_cost
 from fullband.experiments.jobs import state_of, training_numbers
-from fullband.experiments.measure import measure, reading_name, readings_of
+from fullband.experiments.measure import evaluation_name, evaluations_of, measure
 from fullband.training import RunResult
 from fullband.training.milestones import Milestones
 
@@ -142,13 +142,13 @@ def test_a_zeroed_state_cannot_tell_two_histories_apart(done: Any) -> None:
 def test_readings_are_known_before_they_are_made(done: Any) -> None:
     experiment, jobs, results = done
     for job, result in zip(jobs, results, strict=True):
-        assert readings_of(job.recipe, experiment.measure) == list(result["values"])
+        assert evaluations_of(job.recipe, experiment.measure) == list(result["values"])
 
 
-def test_reading_names(done: Any) -> None:
+def test_evaluation_names(done: Any) -> None:
     _, (fed, plain), _ = done
-    assert [reading_name(fed.recipe, how) for how in (0, 4, "exact")] == ["fused-0", "fused-4", "exact"]
-    assert reading_name(plain.recipe, 0) == "standard"
+    assert [evaluation_name(fed.recipe, how) for how in (0, 4, "exact")] == ["fused-0", "fused-4", "exact"]
+    assert evaluation_name(plain.recipe, 0) == "standard"
 
 
 def test_text_is_measured_by_loss_and_verdict(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_text_is_measured_by_loss_and_verdict(tmp_path: Path) -> None:
     measure_ = {"kind": "settling", "rows": 2, "passes": 6, "length": 20, "feedback_passes": [0, 1, 5, "exact"]}
     experiment, jobs = toy(tmp_path, recipe=recipe, measure=measure_, comparisons=[])
     fed, plain = (run_job(experiment, job) for job in jobs)
-    assert readings_of(jobs[0].recipe, experiment.measure) == list(fed["values"]) == ["fused-0", "fused-1", "fused-5", "exact"]
+    assert evaluations_of(jobs[0].recipe, experiment.measure) == list(fed["values"]) == ["fused-0", "fused-1", "fused-5", "exact"]
     assert fed["verdict"] and plain["verdict"] is None
     losses = [record["loss"] for record in fed["trace"]["records"]]
     assert [fed["values"][f"fused-{k}"]["loss"] for k in (0, 1, 5)] == [losses[0], losses[1], losses[5]]

@@ -89,9 +89,9 @@ def test_the_report_names_n_seeds_and_intervals() -> None:
     assert "| plain | without feedback | 3 (0, 1, 2) | 0.500 ± 0.733 |" in text and "Hardware: CPU on Linux" in text
 
 
-def test_a_comparison_of_a_reading_that_there_is_not_is_refused() -> None:
+def test_a_comparison_of_an_evaluation_that_there_is_not_is_refused() -> None:
     found = [result("fed", seed, {"fused-1": 0.1}) for seed in range(3)] + grid([], [0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match="no reading 'exact' \\(there are fused-1\\)"):
+    with pytest.raises(ValueError, match="no evaluation 'exact' \\(there are fused-1\\)"):
         summarise(TOY, found)
 
 

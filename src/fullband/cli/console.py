@@ -89,15 +89,6 @@ def messages() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout. Infinite and undefined numbers, which JSON lacks, become null."""
-    print(json_text(finite(value), sys.stdout, indent=2))
+    from fullband.amounts import without_infinities
 
-
-def finite(value: Any) -> Any:
-    """The value with None for infinite and undefined numbers, and strings for keys."""
-    if isinstance(value, dict):
-        return {str(key): finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(part) for part in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
+    print(json_text(without_infinities(value), sys.stdout, indent=2))

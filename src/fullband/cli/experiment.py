@@ -191,9 +191,9 @@ def print_plan(console: Console, experiment: Experiment, plan: list[dict[str, An
 
 def print_result(console: Console, found: dict[str, Any], folder: Path) -> None:
     from fullband.cli.tables import print_table, table
-    from fullband.experiments.report import cell_of, reading_words, seeds_of, unit
+    from fullband.experiments.report import cell_of, evaluation_words, seeds_of, unit
 
-    words = partial(reading_words, kind=found["measure"]["kind"])
+    words = partial(evaluation_words, kind=found["measure"]["kind"])
     columns = list(found["rows"][0]["columns"])
     made = table(["cell", "read", "n (seeds)", *columns], words=2)
     for row in found["rows"]:

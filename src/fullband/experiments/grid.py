@@ -12,7 +12,7 @@ from typing import Any
 from fullband.config import Recipe, TaskSource, parse, set_key
 from fullband.costs import RunCost, pass_mixture, run_cost
 from fullband.experiments.config import Cell, EqualTo, Experiment, PositionsMeasure, ProbeMeasure
-from fullband.experiments.measure import readings_of
+from fullband.experiments.measure import evaluations_of
 from fullband.training.resolve import shape_of
 
 RUNS = Path("runs") / "experiments"
@@ -84,8 +84,8 @@ def _with_equal_compute(recipe: Recipe, other: Recipe, equal: EqualTo) -> Recipe
 
 
 def check_jobs(experiment: Experiment, jobs: Sequence[Job]) -> None:
-    """Raises ValueError, naming the cell, for a model that could not be measured as is asked, for a comparison of a reading that there
-    will not be, and for two cells with one folder and different recipes."""
+    """Raises ValueError, naming the cell, for a model that could not be measured as is asked, for a comparison with an evaluation that
+    there will not be, and for two cells with one folder and different recipes."""
     cells = {job.cell.name: job for job in jobs if job.seed == jobs[0].seed}
     by_folder: dict[str, Job] = {}
     for job in cells.values():
@@ -94,9 +94,9 @@ def check_jobs(experiment: Experiment, jobs: Sequence[Job]) -> None:
             raise ValueError(f"{experiment.name}: cells {other.cell.name} and {job.cell.name} have one folder and different recipes")
         _check_measure(experiment, job)
     for asked in experiment.comparisons:
-        for name, reading in ((asked.cell, asked.reading), (asked.to, asked.to_reading)):
-            if name in cells and reading not in (known := readings_of(cells[name].recipe, experiment.measure)):
-                raise ValueError(f"{experiment.name}: comparisons: {name} has no reading '{reading}' (it has {', '.join(known)})")
+        for name, evaluation in ((asked.cell, asked.reading), (asked.to, asked.to_reading)):
+            if name in cells and evaluation not in (known := evaluations_of(cells[name].recipe, experiment.measure)):
+                raise ValueError(f"{experiment.name}: comparisons: {name} has no evaluation '{evaluation}' (it has {', '.join(known)})")
 
 
 def _check_measure(experiment: Experiment, job: Job) -> None:
@@ -106,7 +106,7 @@ def _check_measure(experiment: Experiment, job: Job) -> None:
         raise ValueError(f"{where}: positions are for built-in tasks, not for {job.recipe.data.source.kind}")
     if isinstance(measure, ProbeMeasure):
         if is_task:
-            raise ValueError(f"{where}: probes read App. F's texts, whose words a built-in task does not have")
+            raise ValueError(f"{where}: probes are made on App. F's texts, whose words a built-in task does not have")
         return
     longest = max(measure.positions) if isinstance(measure, PositionsMeasure) else measure.length or 0
     if longest > (context := shape_of(job.recipe).context):

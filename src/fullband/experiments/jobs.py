@@ -18,7 +18,7 @@ from fullband.config import Recipe, load_recipe
 from fullband.costs import run_flops
 from fullband.experiments.config import Experiment
 from fullband.experiments.grid import Job
-from fullband.experiments.measure import ReadingProgress, measure, silent
+from fullband.experiments.measure import RunProgress, measure, silent
 from fullband.files import alone_in, read_json, write_json
 from fullband.model import FullBandModel
 from fullband.strict import parse, shape
@@ -107,7 +107,7 @@ def finished_results(experiment: Experiment, jobs: Sequence[Job]) -> list[dict[s
     return [state.result for state in states if state.word == "finished" and state.result is not None]
 
 
-def run_job(experiment: Experiment, job: Job, watcher: Watcher | None = None, reading_progress: ReadingProgress = silent) -> dict[str, Any]:
+def run_job(experiment: Experiment, job: Job, watcher: Watcher | None = None, progress: RunProgress = silent) -> dict[str, Any]:
     """Train (or go on training) and measure one job; what was found is kept as cell.json in its folder, and returned.
 
     Raises StoppedError when a signal ended the training, InUseError if another process has the job in hand, ValueError as `train` does.
@@ -117,13 +117,13 @@ def run_job(experiment: Experiment, job: Job, watcher: Watcher | None = None, re
         state = state_of(experiment, job)
         if state.word == "finished" and state.result is not None:
             return state.result
-        return _run(experiment, job, state, watcher, reading_progress)
+        return _run(experiment, job, state, watcher, progress)
 
 
-def _run(experiment: Experiment, job: Job, state: JobState, watcher: Watcher | None, reading_progress: ReadingProgress) -> dict[str, Any]:
+def _run(experiment: Experiment, job: Job, state: JobState, watcher: Watcher | None, progress: RunProgress) -> dict[str, Any]:
     training = state.result["training"] if state.result else _train(job, state.word == "begun", watcher)
     begun = time.perf_counter()
-    measured = measure(job.recipe, experiment.measure, reading_progress)
+    measured = measure(job.recipe, experiment.measure, progress)
     result = {
         "cell": job.cell.name,
         "seed": job.seed,

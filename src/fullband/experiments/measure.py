@@ -1,4 +1,4 @@
-"""What is measured of a trained model: numbers by reading (how it was read) and column (of what)."""
+"""What is measured of a trained model: numbers by evaluation ("standard", "fused-4", "exact", …) and column (of what)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fullband.feedback_config import Control, FeedbackPasses
 from fullband.loading import load_model
 from fullband.model import FullBandModel, resolve_model_folder
 
-STANDARD = "standard"  # the only reading of a model that was trained without feedback
-DOCUMENTS = 256  # that rows of text are cut from, at most
-PROBE_TOKENS = 131072  # read at a time: the models of experiments are small, and a recurrent reading costs little more for more rows
+STANDARD = "standard"  # the only evaluation of a model that was trained without feedback
+DOCUMENTS = 256  # that sequences of text are cut from, at most
+PROBE_TOKENS = 131072  # at a time: the models of experiments are small, and a recurrent prefill costs little more for more sequences
 
-ReadingProgress = Callable[[FullBandModel, int], AbstractContextManager[None]]  # entered while a model reads that many positions
+RunProgress = Callable[[FullBandModel, int], AbstractContextManager[None]]  # entered while a model runs that many positions
 
 
 def silent(model: FullBandModel, positions: int) -> AbstractContextManager[None]:
@@ -34,62 +34,57 @@ def silent(model: FullBandModel, positions: int) -> AbstractContextManager[None]
 
 @dataclass(frozen=True)
 class Measured:
-    """`values[reading][column]`; `verdict` and `trace` are `diagnose`'s, of text models."""
+    """`values[evaluation][column]`; `verdict` and `trace` are `diagnose`'s, of text models."""
 
     values: dict[str, dict[str, float]]
     verdict: str | None = None
     trace: dict[str, Any] | None = None
 
 
-def measure(
-    recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | ProbeMeasure, reading_progress: ReadingProgress = silent
-) -> Measured:
+def measure(recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | ProbeMeasure, progress: RunProgress = silent) -> Measured:
     """Measure the model in the run folder of `recipe`. Raises ValueError if it cannot be measured so."""
     folder = resolve_model_folder(Path(recipe.output or ""))
     model = load_model(folder)
     assert isinstance(model, FullBandModel)
-    model.connection.control = recipe.feedback.control  # a model that was trained under a control is read under it
+    model.connection.control = recipe.feedback.control  # a model that was trained under a control is evaluated under it
     if isinstance(plan, PositionsMeasure):
-        return _positions(model, recipe, plan, reading_progress)
+        return _positions(model, recipe, plan, progress)
     if isinstance(plan, SettlingMeasure):
-        return _settling(model, recipe, plan, reading_progress)
-    return _probe(model, recipe, folder, plan, reading_progress)
+        return _settling(model, recipe, plan, progress)
+    return _probe(model, recipe, folder, plan, progress)
 
 
-def reading_name(recipe: Recipe, passes: FeedbackPasses) -> str:
+def evaluation_name(recipe: Recipe, passes: FeedbackPasses) -> str:
     """ "standard" for a model without feedback; else "fused-0", "fused-1", … or "exact"."""
     return (f"fused-{passes}" if isinstance(passes, int) else passes) if recipe.feedback.feeds_back else STANDARD
 
 
-def readings_of(recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | ProbeMeasure) -> list[str]:
-    """Names of the readings that `measure` makes of the model that `recipe` trains."""
+def evaluations_of(recipe: Recipe, plan: PositionsMeasure | SettlingMeasure | ProbeMeasure) -> list[str]:
+    """Names of the evaluations that `measure` makes of the model that `recipe` trains."""
     if not recipe.feedback.feeds_back:
         return [STANDARD]
     if isinstance(plan, ProbeMeasure):
         return list(plan.prefills)
-    names = [reading_name(recipe, passes) for passes in plan.feedback_passes]
+    names = [evaluation_name(recipe, passes) for passes in plan.feedback_passes]
     if isinstance(plan, PositionsMeasure) and recipe.feedback.control == "none":
         gated = issubclass(MERGERS[recipe.connection.fusion or "gated"], Gated)
         names += [f"{names[-1]}, {control}" for control in plan.controls if gated or control != "constant-gate"]
     return names
 
 
-def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure, reading_progress: ReadingProgress) -> Measured:
+def _positions(model: FullBandModel, recipe: Recipe, plan: PositionsMeasure, progress: RunProgress) -> Measured:
     if not isinstance(recipe.data.source, TaskSource):
         raise ValueError(f"measure: positions are for built-in tasks, not for {recipe.data.source.kind}")
-    rows = build_task(recipe.data.source).examples(recipe.seed, "validation", 0, plan.rows, max(plan.positions))
+    examples = build_task(recipe.data.source).examples(recipe.seed, "validation", 0, plan.rows, max(plan.positions))
+    passes = {evaluation_name(recipe, how): how for how in (plan.feedback_passes if recipe.feedback.feeds_back else [0])}
     values = {}
-
-    def read(name: str, how: FeedbackPasses) -> None:
-        with reading_progress(model, positions_to_run(rows.tokens.numel(), [how])):
-            accuracy_T = accuracy_by_position(model, rows.tokens, rows.targets, how, batch_rows=256).accuracy_T
+    for name in evaluations_of(recipe, plan):
+        uncontrolled, _, control = name.partition(", ")
+        how = passes[uncontrolled]
+        ran = positions_to_run(examples.tokens.numel(), [how])
+        with under(model, cast(Control, control) or model.connection.control), progress(model, ran):
+            accuracy_T = accuracy_by_position(model, examples.tokens, examples.targets, how, batch_rows=256).accuracy_T
         values[name] = {str(position): float(accuracy_T[position - 1]) for position in plan.positions}
-
-    passes = {reading_name(recipe, how): how for how in (plan.feedback_passes if recipe.feedback.feeds_back else [0])}
-    for name in readings_of(recipe, plan):
-        plainly, _, control = name.partition(", ")
-        with under(model, cast(Control, control) or model.connection.control):
-            read(name, passes[plainly])
     return Measured(values)
 
 
@@ -103,25 +98,25 @@ def under(model: FullBandModel, control: Control) -> Iterator[None]:
         model.connection.control = before
 
 
-def _settling(model: FullBandModel, recipe: Recipe, plan: SettlingMeasure, reading_progress: ReadingProgress) -> Measured:
+def _settling(model: FullBandModel, recipe: Recipe, plan: SettlingMeasure, progress: RunProgress) -> Measured:
     data = recipe.data.model_copy(update={"tokenizer": "bytes"}) if recipe.data.tokenizer == "auto" else recipe.data
     documents = build_loader(data, recipe.seed, 1).validation_documents(DOCUMENTS)
     batch = rows_of_documents(documents, plan.rows, plan.passes, model.trunk.context, plan.length)
-    with reading_progress(model, positions_to_run(batch.tokens.numel(), [plan.passes, "exact"])):
+    with progress(model, positions_to_run(batch.tokens.numel(), [plan.passes, "exact"])):
         trace = trace_passes(model, batch, plan.passes)
     values = {}
     for passes in plan.feedback_passes if recipe.feedback.feeds_back else [0]:
         last = len(trace.records) - 1  # nothing changed after it
-        values[reading_name(recipe, passes)] = {"loss": trace.loss_exact if passes == "exact" else trace.records[min(passes, last)].loss}
+        values[evaluation_name(recipe, passes)] = {"loss": trace.loss_exact if passes == "exact" else trace.records[min(passes, last)].loss}
     return Measured(values, judge(trace).word if recipe.feedback.feeds_back else None, asdict(trace))
 
 
-def _probe(model: FullBandModel, recipe: Recipe, folder: Path, plan: ProbeMeasure, reading_progress: ReadingProgress) -> Measured:
+def _probe(model: FullBandModel, recipe: Recipe, folder: Path, plan: ProbeMeasure, progress: RunProgress) -> Measured:
     from fullband.probe.probing import plan_probe, run_probe
 
     prefills = plan.prefills if recipe.feedback.feeds_back else [STANDARD]
     planned = plan_probe(model, load_tokenizer(folder), plan.tasks, prefills, groups=plan.groups, depths=[0])
-    with reading_progress(model, planned.positions):
+    with progress(model, planned.positions):
         result = run_probe(model, planned, PROBE_TOKENS)
     values: dict[str, dict[str, float]] = {name: {} for name in result.prefills}
     for setting in result.settings:

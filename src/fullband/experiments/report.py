@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,16 @@ from fullband.shipped import RUN_RECIPE
 
 RESULTS = Path("results")
 PICTURE = "summary"
+SPENT_COLUMNS = (  # key of what a cell spent, title, how it is written, unit
+    ("steps", "steps", "{:,.0f}", 1),
+    ("tokens", "tokens", "{:.3f}M", 1e6),
+    ("token_equivalent", "tokens × passes", "{:.3f}M", 1e6),
+    ("executed_positions", "positions executed", "{:.3f}M", 1e6),
+    ("executed_flops", "FLOPs executed", "{:.2e}", 1),
+    ("seconds", "seconds", "{:.0f}", 1),
+    ("processor_seconds", "processor seconds", "{:.0f}", 1),
+    ("measuring_seconds", "seconds to measure", "{:.0f}", 1),
+)
 
 
 def write_report(experiment: Experiment, jobs: Sequence[Job], folder: Path, command: str) -> dict[str, Any]:
@@ -93,12 +103,12 @@ def seeds_of(found: Mapping[str, Any], name: str) -> str:
 def unit(found: Mapping[str, Any]) -> str:
     kind = found["measure"]["kind"]
     if kind == "positions":
-        return f"Share of right answers at a position (counted from 1), {found['measure']['rows']:,} held-out rows a seed"
+        return f"Share of correct answers at a position (counted from 1), {found['measure']['rows']:,} held-out sequences a seed"
     return {"settling": "Held-out loss, nats a token", "probe": "Accuracy of a linear probe at the input of the stack; chance is 0.5"}[kind]
 
 
 def _numbers(found: Mapping[str, Any]) -> list[str]:
-    words = partial(reading_words, kind=found["measure"]["kind"])
+    words = partial(evaluation_words, kind=found["measure"]["kind"])
     columns = list(found["rows"][0]["columns"])
     headings = [f"position {column}" if found["measure"]["kind"] == "positions" else column for column in columns]
     rows = [
@@ -106,21 +116,21 @@ def _numbers(found: Mapping[str, Any]) -> list[str]:
         for row in found["rows"]
     ]
     about = f"{unit(found)}; mean ± half of the 95% interval over seeds (Student's t)."
-    return [about, "", *_table(["cell", "read", "n (seeds)", *headings], rows)]
+    return [about, "", *_table(["cell", "evaluation", "n (seeds)", *headings], rows)]
 
 
-def reading_words(reading: str, kind: str) -> str:
+def evaluation_words(evaluation: str, kind: str) -> str:
     """ "fused-4" is "4 feedback passes": the cell's name says of what. Probes have ways of prefilling."""
     if kind == "probe":
-        return LABELS[reading]
-    name, comma, control = reading.partition(", ")
+        return LABELS[evaluation]
+    name, comma, control = evaluation.partition(", ")
     return passes_label("0" if name == "standard" else name.removeprefix("fused-")) + comma + control
 
 
 def _comparisons(found: Mapping[str, Any]) -> list[str]:
     if not found["comparisons"]:
         return []
-    words = partial(reading_words, kind=found["measure"]["kind"])
+    words = partial(evaluation_words, kind=found["measure"]["kind"])
     rows = [
         [
             f"{c['cell']}, {words(c['reading'])}",
@@ -158,24 +168,12 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
 
 
 def _each(values: Sequence[float | None], spec: str, missing: str = "-") -> str:
-    shown = [missing if value is None else format(value, spec) for value in values]
-    return ", ".join(shown)
+    return ", ".join(missing if value is None else format(value, spec) for value in values)
 
 
 def _compute(found: Mapping[str, Any]) -> list[str]:
-    formats: dict[str, Callable[[float], str]] = {
-        "steps": lambda x: f"{x:,.0f}",
-        "tokens": lambda x: f"{x / 1e6:.3f}M",
-        "token_equivalent": lambda x: f"{x / 1e6:.3f}M",
-        "executed_positions": lambda x: f"{x / 1e6:.3f}M",
-        "executed_flops": lambda x: f"{x:.2e}",
-        "seconds": lambda x: f"{x:.0f}",
-        "processor_seconds": lambda x: f"{x:.0f}",
-        "measuring_seconds": lambda x: f"{x:.0f}",
-    }
-    rows = [[cell["cell"], *(write(cell["spent"][key]) for key, write in formats.items())] for cell in found["cells"]]
-    head = ["cell", "steps", "tokens", "tokens × passes", "positions executed", "FLOPs executed"]
-    head += ["seconds", "processor seconds", "seconds to measure"]
+    rows = [[cell["cell"], *(form.format(cell["spent"][key] / unit) for key, _, form, unit in SPENT_COLUMNS)] for cell in found["cells"]]
+    head = ["cell", *(title for _, title, _, _ in SPENT_COLUMNS)]
     machines = "; ".join(
         f"{h['device']} on {h['machine']}, {h['cores']} cores, {h['threads']} thread(s), torch {h['versions']['torch']}"
         for h in found["hardware"]

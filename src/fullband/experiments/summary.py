@@ -32,7 +32,7 @@ def half_width(estimate: Estimate) -> float | None:
 def summarise(experiment: Experiment, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The contents of result.json.
 
-    rows          by cell and reading: {column: {mean, half_width, by_seed}}; `half_width` is half of the 95% interval over seeds
+    rows          by cell and evaluation: {column: {mean, half_width, by_seed}}; `half_width` is half of the 95% interval over seeds
     comparisons   of cells, paired by seed, with what they show; none in a smoke test
     smoke_test    true if any finished cell has fewer than three seeds: the table supports no claim
     unfinished    jobs of the grid that have no result, which nothing here speaks of
@@ -87,15 +87,14 @@ def _spent(training: Sequence[Mapping[str, Any]], key: str) -> float:
 
 
 def _rows(cell: str, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    readings = list(found[0]["values"])
     return [
         {
             "cell": cell,
-            "reading": reading,
+            "reading": name,
             "n": len(found),
-            "columns": {column: _mean([result["values"][reading][column] for result in found]) for column in found[0]["values"][reading]},
+            "columns": {column: _mean([result["values"][name][column] for result in found]) for column in columns},
         }
-        for reading in readings
+        for name, columns in found[0]["values"].items()
     ]
 
 
@@ -111,13 +110,13 @@ def _comparisons(experiment: Experiment, finished: Mapping[str, Sequence[Mapping
         seeds = sorted(ours.keys() & theirs.keys())
         if len(seeds) < ENOUGH:
             continue  # a cell that has not been run, or other seeds
-        for reading, values in ((asked.reading, ours), (asked.to_reading, theirs)):
-            if reading not in values[seeds[0]]:
-                raise ValueError(f"{experiment.name}: comparisons: no reading '{reading}' (there are {', '.join(values[seeds[0]])})")
+        for name, values in ((asked.reading, ours), (asked.to_reading, theirs)):
+            if name not in values[seeds[0]]:
+                raise ValueError(f"{experiment.name}: comparisons: no evaluation '{name}' (there are {', '.join(values[seeds[0]])})")
         columns = {}
         for column in ours[seeds[0]][asked.reading]:
-            pairs = [(theirs[seed][asked.to_reading][column], ours[seed][asked.reading][column]) for seed in seeds]
-            difference = paired_difference([there for there, _ in pairs], [here for _, here in pairs])
+            there = [theirs[seed][asked.to_reading][column] for seed in seeds]
+            difference = paired_difference(there, [ours[seed][asked.reading][column] for seed in seeds])
             half = half_width(difference)
             assert half is not None
             columns[column] = {"mean": difference.value, "half_width": half, "shows": shows(difference.value, half)}

@@ -13,7 +13,7 @@ from fullband.plots.style import LIGHT, colour_key, draw_chance, figure, series_
 MARKERS = {"standard": "s", "exact": "D"}  # feedback passes are circles, and triangles where they are too many for a blue of their own
 DEEP = {17: "^", 64: "v"}  # from so many passes on
 CONTROL = {"zeroed": "x", "shuffled": "+", "constant-gate": "1"}
-AXES = {"positions": "share of right answers", "settling": "held-out loss, nats a token", "probe": "probe accuracy at depth 0"}
+AXES = {"positions": "share of correct answers", "settling": "held-out loss, nats a token", "probe": "probe accuracy at depth 0"}
 ACROSS = 5  # panels side by side, at most
 
 
@@ -21,7 +21,7 @@ def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
     """Draw result.json into `paths`: large marks are means with 95% intervals over seeds, small ones the seeds. Accuracies
     have a line at chance, where the result says it."""
     kind, rows = found["measure"]["kind"], found["rows"]
-    readings = list(dict.fromkeys(row["reading"] for row in rows))
+    evaluations = list(dict.fromkeys(row["reading"] for row in rows))
     columns = list(rows[0]["columns"])
     places = _places(rows)
     deepest = places[-1] + 1
@@ -44,7 +44,7 @@ def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
             if kind != "settling":
                 axes.set_xlim(-0.03, 1.03)
                 draw_chance(axes, found.get("chance"), upright=True)
-        handles = [_handle(reading, kind) for reading in readings] + axes_of[0].get_legend_handles_labels()[0]
+        handles = [_handle(evaluation, kind) for evaluation in evaluations] + axes_of[0].get_legend_handles_labels()[0]
         drawing.legend(handles=handles, loc="outside lower center", ncols=min(5, 2 * len(columns), len(handles)), fontsize=9)
 
 
@@ -61,11 +61,11 @@ def _middle(rows: Sequence[Mapping[str, Any]], places: Sequence[float], cell: st
     return (own[0] + own[-1]) / 2
 
 
-def look(reading: str, kind: str = "positions") -> tuple[str, str]:
+def look(evaluation: str, kind: str = "positions") -> tuple[str, str]:
     """(colour, marker) of an evaluation: controls keep the colour of the one they take something from. Prefills look as in Fig. 7."""
     if kind == "probe":
-        return LIGHT[probe.KEYS[reading]], probe.MARKERS[reading]
-    name, _, control = reading.partition(", ")
+        return LIGHT[probe.KEYS[evaluation]], probe.MARKERS[evaluation]
+    name, _, control = evaluation.partition(", ")
     passes = name.removeprefix("fused-")
     marker = [mark for depth, mark in DEEP.items() if passes.isdecimal() and depth <= int(passes)][-1:] or [MARKERS.get(name, "o")]
     return LIGHT[colour_key(name)], CONTROL.get(control) or marker[0]
@@ -88,10 +88,10 @@ def _point(axes: Any, looks: tuple[str, str], value: Mapping[str, Any], place: f
         axes.scatter(value["by_seed"], [place] * len(value["by_seed"]), s=9, color=colour, alpha=0.45, linewidths=0)
 
 
-def _handle(reading: str, kind: str) -> Any:
+def _handle(evaluation: str, kind: str) -> Any:
     from matplotlib.lines import Line2D
 
-    colour, marker = look(reading, kind)
-    name, comma, control = reading.partition(", ")
+    colour, marker = look(evaluation, kind)
+    name, comma, control = evaluation.partition(", ")
     words = probe.LABELS[name] if kind == "probe" else series_label(name) + comma + control
     return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=6.5, label=words)

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fullband.amounts import without_infinities
 from fullband.evaluate.evaluation import Journals, is_finished
 from fullband.evaluate.generative.problems import TASKS as GENERATIVE
 from fullband.evaluate.harness.tasks import SHOT_OVERRIDES
@@ -76,7 +77,7 @@ def write_results(folder: Path) -> dict[str, Any]:
     """
     if (folder / RESULTS).is_file() and not (folder / PLAN).is_file() and not any(folder.glob("shard-*-of-*")):
         return read_results(folder / RESULTS)
-    found: dict[str, Any] = finite(build_results(folder))
+    found: dict[str, Any] = without_infinities(build_results(folder))
     write_json(folder / RESULTS, found)
     return found
 
@@ -88,15 +89,6 @@ def read_results(path: Path) -> dict[str, Any]:
         if key not in found:
             raise ValueError(f"{path}: has no '{key}'; it was not written by fullband evaluate")
     return found
-
-
-def finite(value: Any) -> Any:
-    """The value with None for undefined numbers, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and value != value else value
 
 
 class Gathered:
