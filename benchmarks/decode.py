@@ -73,7 +73,7 @@ def soft_over_standard(chosen: argparse.Namespace, model: FullBandModel, name: s
     def tokens(mode_name: str) -> None:
         mode, after = resolve_mode(mode_name), state
         for _ in range(FEW):
-            after = step(model, after, likeliest(model, after.top_BD), mode)
+            after = step(model, after, most_likely(model, after.top_BD), mode)
 
     candidates = {mode: partial(tokens, mode) for mode in ("standard", "soft")}
     timings = interleave(candidates, 12 * chosen.rounds, chosen.clock, f"{name}, soft and standard")
@@ -93,7 +93,7 @@ def first_token(chosen: argparse.Namespace, model: FullBandModel, name: str) -> 
     prompt = random_tokens(model, 1, chosen.long_prompt)
 
     def first(feedback_passes: int) -> None:
-        likeliest(model, prefill(model, prompt, feedback_passes).top_BD)
+        most_likely(model, prefill(model, prompt, feedback_passes).top_BD)
 
     candidates = {"standard": partial(first, 0), "fused": partial(first, 1)}
     timings = interleave(candidates, chosen.rounds, chosen.clock, f"{name}, first token")
@@ -142,7 +142,7 @@ def random_tokens(model: FullBandModel, rows: int, length: int) -> Tensor:
     return torch.randint(model.trunk.vocab_size, (rows, length))
 
 
-def likeliest(model: FullBandModel, top_BD: Tensor) -> Tensor:
+def most_likely(model: FullBandModel, top_BD: Tensor) -> Tensor:
     return F.linear(top_BD, model.trunk.head_weight).argmax(dim=-1)
 
 

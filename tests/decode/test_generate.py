@@ -115,7 +115,7 @@ def test_text_streams_whole_characters() -> None:
 
 
 class Parrot(ToyModel):
-    """A trunk and model in one, whose likeliest token is always the other of two."""
+    """A trunk and model in one, whose most likely token is always the other of two."""
 
     context, vocab_size = 64, 257
     head_weight = torch.eye(257)

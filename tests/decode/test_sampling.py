@@ -49,7 +49,7 @@ def filtered(logits_NV: torch.Tensor, seen_NV: torch.Tensor, options: SamplingOp
     return filter_logits(penalize_repetition(logits_NV, seen_NV, options.repetition_penalty), options)
 
 
-def test_greedy_takes_the_likeliest() -> None:
+def test_greedy_takes_the_most_likely() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, -1.0, 1.0]])
     assert Sampler(SamplingOptions(top_k=1), rows_with_keys(2), 5)(logits, torch.arange(2), 0).tolist() == [1, 0]
 
@@ -82,7 +82,7 @@ def test_filters_equal_the_slow_twin(settings: dict[str, Any]) -> None:
 
 
 @every_filter
-@pytest.mark.parametrize("vocabulary", [50, 3000])  # 3000: top-p looks at the likeliest first
+@pytest.mark.parametrize("vocabulary", [50, 3000])  # 3000: top-p looks at the most likely first
 def test_filters_equal_those_of_transformers(settings: dict[str, Any], vocabulary: int) -> None:
     process = pytest.importorskip("transformers.generation.logits_process")
     options = SamplingOptions(**settings)
@@ -115,7 +115,7 @@ def test_equally_likely_tokens_stay_or_go_together() -> None:
     assert torch.equal(keep_top_p(logits, 0.6) > -torch.inf, expected)
 
 
-def test_top_p_of_a_flat_distribution_looks_further_than_the_likeliest() -> None:
+def test_top_p_of_a_flat_distribution_looks_further_than_the_most_likely() -> None:
     logits = torch.linspace(0, 0.1, 5000, dtype=torch.float64)[None]
     for top_p in (0.1, 0.5, 0.99):
         expected = reference_distribution(logits[0].tolist(), top_p=top_p)
@@ -123,7 +123,7 @@ def test_top_p_of_a_flat_distribution_looks_further_than_the_likeliest() -> None
 
 
 def test_a_row_is_filtered_alone_as_in_company() -> None:
-    """One row's nucleus lies among the likeliest 1024 tokens, the other's does not."""
+    """One row's nucleus lies among the 1024 most likely tokens, the other's does not."""
     logits = torch.stack([torch.linspace(0, 40, 3000), torch.zeros(3000).index_fill(0, torch.tensor([7]), 0.1)]).double()
     together = keep_top_p(logits, 0.9)
     assert torch.equal(together, torch.cat([keep_top_p(logits[:1], 0.9), keep_top_p(logits[1:], 0.9)]))

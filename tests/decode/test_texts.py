@@ -16,7 +16,7 @@ from fullband.config import TrunkConfig
 from fullband.data.tokenizer import Tokenizer
 from fullband.data.tokenizers import ByteTokenizer, load_tokenizer
 from fullband.decode import TextCompletion, generate, generate_text, generate_texts, stream_texts
-from fullband.decode.stops import StopFilter
+from fullband.decode.texts import StopFilter
 from fullband.model import FullBandModel
 from reference.toy import ToyModel
 
@@ -30,7 +30,7 @@ def text_model() -> FullBandModel:
 
 
 class Speaker(ToyModel):
-    """A trunk and model in one that says given bytes one after the other: at position t its likeliest token is text[t]."""
+    """A trunk and model in one that says given bytes one after the other: at position t its most likely token is text[t]."""
 
     context, vocab_size = 64, 257
     head_weight = torch.eye(257)

@@ -96,7 +96,7 @@ def reference_tops(
 def reference_greedy(
     model: Any, prompts: Sequence[Sequence[int]], count: int, feedback_passes: int | str, feeds_back: bool, run: Run = run_decoder
 ) -> list[list[int]]:
-    """The `count` likeliest tokens of each prompt, one after the other."""
+    """The `count` most likely tokens of each prompt, one after the other."""
     rows, made = ReferenceRows(model, prompts, feedback_passes, run), []
     for _ in range(count):
         tops_BD = rows.tops()

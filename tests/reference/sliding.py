@@ -9,7 +9,7 @@ from reference.decoding import ReferenceRows
 def reference_sliding_greedy(
     model: FullBandModel, prompt: list[int], count: int, feedback_passes: int | str, feeds_back: bool
 ) -> list[int]:
-    """The `count` likeliest tokens, one after the other."""
+    """The `count` most likely tokens, one after the other."""
     context = model.trunk.context
     text, made = list(prompt), []
     if len(prompt) > context:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fullband.cli.completions import Request
 from fullband.data.chat_template import ChatTemplate, Message
 from fullband.decode.modes import Mode
-from fullband.decode.texts import TextStream
+from fullband.decode.texts import TextCompletion, TextStream
 
 if TYPE_CHECKING:
     from fullband.data.tokenizer import Tokenizer
@@ -99,18 +99,14 @@ class Conversation:
         prompt = self.template.render([*self.messages(before), {"role": "user", "content": user}])
         tokens = self.tokenizer.begin(prompt)
         options = replace(request.within(self.model.trunk.context).options, keys=[len(before)])
-        text, made, reason = "", 0, "cancelled"
+        stream = None
         try:
             positions = positions_to_run(len(tokens), [request.mode.feedback_passes])
             with forward_progress(messages(), self.model, positions, "prefilling the conversation"):
                 stream = TextStream(self.model, self.tokenizer, [tokens], options)
-            for new in stream:
-                made += len(new.tokens)
-                reason = new.finished.get(0, reason)
-                if piece := new.texts.get(0):
-                    text += piece
-                    on_text(piece)
+            (answer,) = stream.completions(lambda new: on_text(new.texts.get(0, "")))
         except KeyboardInterrupt:
-            reason = "cancelled"
-        mode = request.mode
-        return Reply(text, mode.name, mode.feedback_passes, options.seed, len(tokens), made, reason, time.perf_counter() - begun)
+            answer = TextCompletion("", [], "cancelled") if stream is None else stream.completion(0)
+        mode, seconds = request.mode, time.perf_counter() - begun
+        made = len(answer.tokens)
+        return Reply(answer.text, mode.name, mode.feedback_passes, options.seed, len(tokens), made, answer.finish_reason, seconds)

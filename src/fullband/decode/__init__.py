@@ -2,11 +2,10 @@
 
 from fullband.decode.ahead import Rebuilt, rebuild_cache, score
 from fullband.decode.engine import Completion, FinishReason, NewTokens, TokenStream, collect, generate, stream, stream_from
-from fullband.decode.history import TextSoFar
 from fullband.decode.modes import Mode, ModeName, resolve_mode, step
-from fullband.decode.options import GenerateOptions, GenerateSettings, LogitProcessor
+from fullband.decode.options import GenerateOptions, GenerateSettings
 from fullband.decode.prefill import SharedPrefix, prefill, prefill_after, prefill_converged, prefill_prefix, prefill_with_states
-from fullband.decode.sampling import Sampler, SamplingOptions
+from fullband.decode.sampling import LogitProcessor, Sampler, SamplingOptions, TextSoFar
 from fullband.decode.speculate import Speculation, SpeculationReport
 from fullband.decode.texts import NewText, TextCompletion, TextStream, generate_text, generate_texts, stream_texts
 

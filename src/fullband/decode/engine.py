@@ -9,12 +9,11 @@ from typing import Literal, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from fullband.decode.history import NO_TOKEN, History, TextSoFar
 from fullband.decode.options import GenerateOptions, GenerateSettings
 from fullband.decode.prefill import prefill_reported
 from fullband.decode.prompts import AlignedPrompts, TokenLists, align_prompts
 from fullband.decode.running import RunningBatch
-from fullband.decode.sampling import Sampler, penalize_repetition, precise
+from fullband.decode.sampling import NO_TOKEN, History, Sampler
 from fullband.decode.speculate import SpeculationReport
 from fullband.decode.static import StaticBatch
 from fullband.feedback.converged import ConvergedReport
@@ -172,8 +171,7 @@ class TokenStream(Iterator[NewTokens]):
             self._rows = StaticBatch(model, mode, repeated, rows.limits, options.compile)
         else:
             self._rows = RunningBatch(model, mode, repeated, options.chunk, options.speculation, texts_NT, self.speculation_report)
-        self._sampler = Sampler(options, rows.keys, max(rows.limits), device)
-        self._stops_S = torch.tensor(rows.stops, dtype=torch.long, device=device)
+        self._sampler = Sampler(options, rows.keys, max(rows.limits), device, rows.stops)
         self._limits_N = torch.tensor(rows.limits, device=device)
         self._rows_N = torch.arange(len(rows.keys), device=device)
         self._numbers = self._rows_N.tolist()  # of the rows still in the batch
@@ -211,11 +209,11 @@ class TokenStream(Iterator[NewTokens]):
             self.drop(self._numbers)
             return NewTokens({}, dict.fromkeys(self._numbers, "cancelled"))
         if self._pending_N is not None:
-            self._rows.feed(self._pending_N, self._texts)
+            self._rows.feed(self._pending_N, self._history)
             self._pending_N = None
-        tokens_N = self._sampler(self._logits(), self._rows_N, self._made)
+        tokens_N = self._sampler(self._model.trunk.head(self._rows.top_ND), self._rows_N, self._made, self._history)
         self._made += 1
-        ended_N = torch.isin(tokens_N, self._stops_S) * 2
+        ended_N = torch.isin(tokens_N, self._sampler.stops_S) * 2
         ended_N = torch.maximum(ended_N, (self._limits_N <= self._made).long())
         tokens, ended = torch.stack([tokens_N, ended_N]).tolist()  # the one look at the device
         chosen = dict(zip(self._numbers, tokens, strict=True))
@@ -231,27 +229,6 @@ class TokenStream(Iterator[NewTokens]):
         finished = {row: reason for row, code in zip(self._numbers, ended, strict=True) if (reason := _REASONS[code]) is not None}
         self.drop(finished)
         return NewTokens({row: token for row, token in chosen.items() if finished.get(row) != "stop"}, finished)
-
-    def _logits(self) -> Tensor:
-        """Logits [N, V] of the next token, as the penalty, the minimum length and the processors leave them."""
-        logits_NV = self._model.trunk.head(self._rows.top_ND)
-        options, history = self._options, self._history
-        if history is not None and history.seen_NV is not None:
-            logits_NV = penalize_repetition(precise(logits_NV), history.seen_NV, options.repetition_penalty)
-        if self._made < options.min_new_tokens and len(self._stops_S):
-            logits_NV = logits_NV.index_fill(1, self._stops_S, -torch.inf)
-        if options.processors:
-            so_far = TextSoFar(self._rows_N, self._texts(), self._made)
-            for processor in options.processors:
-                processed_NV = processor(logits_NV, so_far)
-                if processed_NV.shape != logits_NV.shape:
-                    raise ValueError(f"a logit processor made {list(processed_NV.shape)} of logits {list(logits_NV.shape)}")
-                logits_NV = processed_NV
-        return logits_NV
-
-    def _texts(self) -> Tensor:
-        assert self._history is not None
-        return self._history.tokens_NT
 
     def _let_go(self) -> None:
         """Rows that leave are taken out of everything that has rows."""

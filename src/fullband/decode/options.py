@@ -6,16 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, get_args
 
-from torch import Tensor
-
-from fullband.decode.history import TextSoFar
 from fullband.decode.modes import Mode, resolve_mode
-from fullband.decode.sampling import SamplingOptions
+from fullband.decode.sampling import LogitProcessor, SamplingOptions
 from fullband.decode.speculate import Speculation
 from fullband.feedback_config import FeedbackPasses
 from fullband.trunk.protocol import Trunk
 
-LogitProcessor = Callable[[Tensor, TextSoFar], Tensor]  # logits [N, V] of the rows still in the batch -> logits [N, V]
 Overflow = Literal["refuse", "slide"]
 
 
@@ -62,12 +58,10 @@ class GenerateOptions(SamplingOptions):
                     that is complete first counts. For texts: `stream_texts`, `generate_texts`, `generate_text`
     max_new_tokens  tokens a row makes at most; None = as many as `max_length` or the context leave room for
     max_length      tokens a row has at most, prompt included; None = no such limit
-    min_new_tokens  tokens a row makes at least: no stop id before them, and no stop string begins in the text before them
     stop_ids        end a row; they are not among its tokens. None = none, and for texts the tokenizer's own
     n               samples of each prompt, which is prefilled once
     keys            an integer ≥ 0 for each prompt, on which its draws depend, with the seed and the number of the sample, and on nothing
                     else; None = the prompts' numbers 0, 1, 2, …. A prompt that keeps its key keeps its text, in any batch and any order
-    processors      functions (logits [N, V], TextSoFar) -> logits [N, V], applied one after the other
     overflow        what happens to a row that outgrows the context: "refuse" says so before anything is computed. "slide" forgets: when
                     a row has filled the context and makes a token more, the last half context of its text, that token included, is
                     prefilled as a new prompt by the rule of the mode (law 6: without feedback in Standard and Soft, in fused passes in
@@ -90,11 +84,9 @@ class GenerateOptions(SamplingOptions):
     stop: str | Sequence[str] = ()
     max_new_tokens: int | None = None
     max_length: int | None = None
-    min_new_tokens: int = 0
     stop_ids: Collection[int] | None = None
     n: int = 1
     keys: Sequence[int] | None = None
-    processors: Sequence[LogitProcessor] = ()
     overflow: Overflow = "refuse"
     cancelled: Callable[[], bool] | Event | None = None
     chunk: int | None = None
@@ -111,8 +103,6 @@ class GenerateOptions(SamplingOptions):
             raise ValueError(f"max_new_tokens must be 1 to {MOST_TOKENS}, got {self.max_new_tokens}")
         if self.max_length is not None and self.max_length < 2:
             raise ValueError(f"max_length counts the prompt and at least one new token; it is not {self.max_length}")
-        if self.min_new_tokens < 0:
-            raise ValueError(f"min_new_tokens is at least 0, not {self.min_new_tokens}")
         if not 1 <= self.n <= MOST_SAMPLES:
             raise ValueError(f"n, the samples of each prompt, must be 1 to {MOST_SAMPLES}, got {self.n}")
         if self.keys is not None and min(self.keys, default=0) < 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from fullband.decode.modes import Mode, step
 from fullband.decode.options import kept_of
 from fullband.decode.prefill import prefill
+from fullband.decode.sampling import History
 from fullband.decode.speculate import LookAhead, Speculation, SpeculationReport
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
@@ -71,8 +71,8 @@ class RunningBatch:
         parts = [_part(batch, moved[batch.places_M] >= 0) for batch in self._batches]
         self._batches = [replace(part, places_M=moved[part.places_M]) for part in parts if part is not None]
 
-    def feed(self, tokens_N: Tensor, texts: Callable[[], Tensor]) -> None:
-        """Runs a token of each row. Where rows slide, `texts()` gives all tokens [N, T] so far, this one included, aligned at the end."""
+    def feed(self, tokens_N: Tensor, history: History | None) -> None:
+        """Runs a token of each row. `history` has all tokens so far, these included; needed where rows may slide."""
         going_on: list[_Batch] = []
         slid: list[_Batch] = []
         for batch in self._batches:
@@ -81,8 +81,9 @@ class RunningBatch:
                 continue
             full_M = batch.state.positions_B >= self._model.trunk.context  # none, if the longest row has left since the room was counted
             if bool(full_M.any()):
-                again = self._prefill_again(batch.places_M[full_M], texts())
-                slid += [again] if self._speculation is None else self._apart(again, texts()[again.places_M])
+                assert history is not None
+                again = self._prefill_again(batch.places_M[full_M], history.tokens_NT)
+                slid += [again] if self._speculation is None else self._apart(again, history.tokens_NT[again.places_M])
             left = _part(batch, ~full_M)
             if left is not None:
                 going_on.append(replace(left, room=self._room(left.state)))

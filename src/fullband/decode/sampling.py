@@ -1,13 +1,13 @@
 """Logits to tokens. A row's random numbers are a function of (seed, its key, step): neighbours and batch size do not matter.
 
-The order is that of transformers: repetition penalty, minimum length, logit processors (all three in `steps`), then temperature,
-top-k, top-p, min-p, each on what the one before it left. At temperature 0 the most likely token is taken, which these four can't change.
+The order is that of transformers: repetition penalty, minimum length, logit processors, then temperature, top-k, top-p, min-p, each on
+what the one before it left. At temperature 0 the most likely token is taken, which the last four can't change.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,53 @@ from torch import Tensor
 
 _STREAM = 0x73616D70  # keeps these streams apart from those of training with the same seed
 _MOST_LIKELY = 1024  # tokens that usually hold the whole nucleus of top-p
+NO_TOKEN = -1  # in the slots before a shorter row
+
+
+@dataclass(frozen=True)
+class TextSoFar:
+    """What a logit processor knows of the rows whose logits it is given.
+
+    rows_N     their numbers: sample s of prompt i is row i·n + s
+    tokens_NT  prompt and new tokens, aligned at the end; -1 before a shorter row. Not to be written to
+    made       new tokens of each row so far
+    """
+
+    rows_N: Tensor
+    tokens_NT: Tensor
+    made: int
+
+
+class History:
+    """Tokens [N, T] and, where asked for, which of the vocabulary have occurred [N, V]. A step is one write, whatever N and T."""
+
+    def __init__(self, tokens_NT: Tensor, room: int, vocab_size: int | None = None):
+        """The prompts (-1 = padding at the left) with space for `room` more tokens; `vocab_size` None = no record of what occurred."""
+        rows, self._length = tokens_NT.shape
+        self._buffer = torch.nn.functional.pad(tokens_NT, (0, room), value=NO_TOKEN)
+        self.seen_NV: Tensor | None = None
+        if vocab_size is not None:
+            seen = torch.zeros(rows, vocab_size + 1, dtype=torch.bool, device=tokens_NT.device)  # the last column takes the padding
+            seen.scatter_(1, tokens_NT.where(tokens_NT >= 0, vocab_size), True)
+            self.seen_NV = seen[:, :-1].contiguous()
+
+    @property
+    def tokens_NT(self) -> Tensor:
+        return self._buffer[:, : self._length]
+
+    def append(self, tokens_N: Tensor) -> None:
+        self._buffer[:, self._length] = tokens_N
+        self._length += 1
+        if self.seen_NV is not None:
+            self.seen_NV.scatter_(1, tokens_N[:, None], True)
+
+    def select(self, rows_N: Tensor) -> None:
+        """Only the given rows stay."""
+        self._buffer = self._buffer[rows_N]
+        self.seen_NV = None if self.seen_NV is None else self.seen_NV[rows_N]
+
+
+LogitProcessor = Callable[[Tensor, TextSoFar], Tensor]  # logits [N, V] of the rows still in the batch -> logits [N, V]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +74,8 @@ class SamplingOptions:
     top_p               only the most likely tokens that together have this probability, and those as likely as the last of them; 1 = all
     min_p               only tokens with at least this share of the most likely one's probability; 0 = all
     repetition_penalty  tokens of the prompt and the new text: logits above 0 are divided by it, others multiplied; 1 = none
+    min_new_tokens      tokens a row makes at least: no stop id before them, and no stop string begins in the text before them
+    processors          functions (logits [N, V], TextSoFar) -> logits [N, V], applied one after the other
     seed                of the draws
 
     Raises ValueError for a value that means nothing.
@@ -37,6 +86,8 @@ class SamplingOptions:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    processors: Sequence[LogitProcessor] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,6 +101,8 @@ class SamplingOptions:
             raise ValueError(f"min_p is at least 0 and below 1, not {self.min_p}")
         if not math.isfinite(self.repetition_penalty) or self.repetition_penalty <= 0:
             raise ValueError(f"repetition_penalty is a number above 0, not {self.repetition_penalty}")
+        if self.min_new_tokens < 0:
+            raise ValueError(f"min_new_tokens is at least 0, not {self.min_new_tokens}")
         if self.seed < 0:
             raise ValueError(f"a seed is an integer ≥ 0, not {self.seed}")
 
@@ -57,21 +110,40 @@ class SamplingOptions:
 class Sampler:
     """Chooses the next token of every row."""
 
-    def __init__(self, options: SamplingOptions, keys: Sequence[Sequence[int]], steps: int, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        options: SamplingOptions,
+        keys: Sequence[Sequence[int]],
+        steps: int,
+        device: torch.device | str = "cpu",
+        stop_ids: Sequence[int] = (),
+    ):
         """`keys` are integers ≥ 0 that key each row's random stream, as many for every row; `steps` the most tokens a row may draw."""
-        self.options = options
+        self.options, self.stops_S = options, torch.tensor(stop_ids, dtype=torch.long, device=device)
         # Drawn ahead: a step is then one gather, whatever the batch
         self.uniforms_BS = row_uniforms(options.seed, keys, steps).to(device) if options.temperature > 0 else None
 
-    def __call__(self, logits_NV: Tensor, rows_N: Tensor, step: int) -> Tensor:
-        """Tokens [N] of the rows with these indices (into the constructor's `keys`) at this step (counted from 0).
+    def __call__(self, logits_NV: Tensor, rows_N: Tensor, step: int, history: History | None = None) -> Tensor:
+        """Tokens [N] of the rows with these indices (into the constructor's `keys`) at this step (counted from 0); `history` is what they
+        said so far, for those of the options that ask.
 
-        -1 where nothing can be chosen: every logit is -inf, or some are NaN.
+        -1 where nothing can be chosen: every logit is -inf, or some are NaN. Raises ValueError for a processor that changes the shape.
         """
+        options = self.options
+        if history is not None and history.seen_NV is not None:
+            logits_NV = penalize_repetition(precise(logits_NV), history.seen_NV, options.repetition_penalty)
+        if step < options.min_new_tokens and len(self.stops_S):
+            logits_NV = logits_NV.index_fill(1, self.stops_S, -torch.inf)
+        for processor in options.processors:
+            assert history is not None
+            processed_NV = processor(logits_NV, TextSoFar(rows_N, history.tokens_NT, step))
+            if processed_NV.shape != logits_NV.shape:
+                raise ValueError(f"a logit processor made {list(processed_NV.shape)} of logits {list(logits_NV.shape)}")
+            logits_NV = processed_NV
         if self.uniforms_BS is None:
             best_N, tokens_N = logits_NV.max(dim=-1)
             return tokens_N.where(best_N > -torch.inf, -1)
-        return draw(filter_logits(precise(logits_NV), self.options), self.uniforms_BS[rows_N, step])
+        return draw(filter_logits(precise(logits_NV), options), self.uniforms_BS[rows_N, step])
 
 
 def filter_logits(logits_NV: Tensor, options: SamplingOptions) -> Tensor:

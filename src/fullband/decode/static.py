@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fullband.decode.modes import Mode, step
+from fullband.decode.sampling import History
 from fullband.feedback.passes import FeedbackModel, PassState
 from fullband.feedback.state import DecodeState
 from fullband.trunk.cache import Cache
@@ -108,8 +109,8 @@ class StaticBatch:
         """Only the rows at the given places count from now on."""
         self._rows_N = self._rows_N[kept_N]
 
-    def feed(self, tokens_N: Tensor, texts: Callable[[], Tensor]) -> None:
-        """Runs a token of each row. None slides, so nobody asks for `texts`."""
+    def feed(self, tokens_N: Tensor, history: History | None) -> None:
+        """Runs a token of each row. None slides, so `history` is not looked at."""
         self._tokens_B.index_copy_(0, self._rows_N, tokens_N)
         self._stepper(self._tokens_B)
 

@@ -10,7 +10,6 @@ from fullband.data.tokenizer import Tokenizer
 from fullband.decode.engine import FinishReason, stream_prompts
 from fullband.decode.options import GenerateOptions, GenerateSettings
 from fullband.decode.speculate import SpeculationReport
-from fullband.decode.stops import StopFilter
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback_config import FeedbackPasses
 
@@ -77,23 +76,20 @@ class TextStream(Iterator[NewText]):
 
     def completions(self, watch: Callable[[NewText], None] | None = None) -> Iterator[TextCompletion]:
         """The completion of row 0, 1, 2, …, each as soon as it and all before it are complete. `watch` sees every step."""
-        tokens: list[list[int]] = [[] for _ in range(self.rows)]
-        pieces: list[list[str]] = [[] for _ in range(self.rows)]
-        whole: dict[int, TextCompletion] = {}
+        finished: dict[int, FinishReason] = {}
         next_row = 0
         for new in self:
-            for row, token in new.tokens.items():
-                tokens[row].append(token)
-                pieces[row].append(new.texts.get(row, ""))
-            for row, reason in new.finished.items():
-                if row not in new.tokens and row in new.texts:  # a stop id set free what was held back
-                    pieces[row][-1] += new.texts[row]
-                whole[row] = TextCompletion("".join(pieces[row]), tokens[row], reason, pieces[row])
+            finished |= new.finished
             if watch is not None:
                 watch(new)
-            while next_row in whole:
-                yield whole.pop(next_row)
+            while next_row in finished:
+                yield self.completion(next_row, finished[next_row])
                 next_row += 1
+
+    def completion(self, row: int, reason: FinishReason = "cancelled") -> TextCompletion:
+        """What a row has made so far."""
+        made = self._texts[row]
+        return TextCompletion("".join(made.pieces), made.tokens, reason, made.pieces)
 
 
 def stream_texts(
@@ -150,11 +146,13 @@ def generate_text(
 
 
 class RowText:
-    """Tokens of one row to text that can be given out."""
+    """Tokens of one row to text that can be given out: all `tokens` so far, and the `pieces` of text that became whole with each."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], strings: Sequence[str], unsearched: int):
         """The text follows that of the prompt's ids. No stop string begins in the text of the first `unsearched` tokens."""
         self._decoder, self._filter, self._unsearched = tokenizer.stream(prompt), StopFilter(strings), unsearched
+        self.tokens: list[int] = []
+        self.pieces: list[str] = []
 
     @property
     def stopped(self) -> bool:
@@ -162,8 +160,51 @@ class RowText:
 
     def push(self, token: int) -> str:
         piece = self._decoder.push(token)
-        self._unsearched -= 1
-        return piece if self._unsearched >= 0 else self._filter.push(piece)
+        self.tokens.append(token)
+        self.pieces.append(piece if len(self.tokens) <= self._unsearched else self._filter.push(piece))
+        return self.pieces[-1]
 
     def finish(self) -> str:
-        return self._filter.push(self._decoder.finish()) + self._filter.finish()
+        """What was held back, which counts for the last token."""
+        rest = self._filter.push(self._decoder.finish()) + self._filter.finish()
+        if rest:
+            self.pieces[-1] += rest
+        return rest
+
+
+class StopFilter:
+    """Text up to the first stop string, whatever the pieces in which it arrives.
+
+    The stop string that is complete first ends the text; of two that end with the same character, the longer one.
+    """
+
+    def __init__(self, strings: Sequence[str]):
+        self._strings = strings
+        self._longest = max(map(len, strings), default=0)
+        self._held = ""  # may be the beginning of a stop string
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """The text that can be given out now. Nothing comes after a stop string."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        found = [(start + len(string), start) for string in self._strings if (start := text.find(string)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)[1]]
+        whole = len(text) - self._beginning(text)
+        self._held = text[whole:]
+        return text[:whole]
+
+    def finish(self) -> str:
+        """The text that was held back: it was no stop string."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _beginning(self, text: str) -> int:
+        """Characters at the end of the text with which a stop string begins."""
+        for size in range(min(len(text), self._longest - 1), 0, -1):
+            if any(string.startswith(text[-size:]) for string in self._strings):
+                return size
+        return 0
