@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from fullband.evaluate.grading.gsm8k import chat_value, grade_gsm8k, reference_answer
-from fullband.evaluate.grading.math_answers import LONGEST, MathGrader, same_text
+from fullband.evaluate.grading.math_answers import LONGEST, MathGrader, math_answer, same_text
 from fullband.evaluate.grading.math_shape import shapes
-from fullband.evaluate.grading.math_text import math_answer
 
 SOLUTION = "She makes 9 * 2 = $<<9*2=18>>18 every day.\n#### 18"
 SECONDS = 10.0

@@ -11,8 +11,7 @@ import pytest
 
 from experiments.grids import GRID, write_grid
 from fullband.experiments import Experiment, Job, finished_results, jobs_of, load_experiment, run_job
-from fullband.experiments.grid import expected_cost
-from fullband.experiments.jobs import state_of, training_numbers
+from fullband.experiments.jobs import expected_cost, state_of, training_numbers
 from fullband.experiments.measure import evaluation_name, evaluations_of, measure
 from fullband.training import RunResult
 from fullband.training.milestones import Milestones

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from experiments.grids import GRID
 from fullband.evaluate.statistics import mean_estimate
 from fullband.experiments.config import Experiment, find_experiment, load_experiment
-from fullband.experiments.grid import jobs_of
+from fullband.experiments.jobs import jobs_of
 from fullband.experiments.report import chance_of, readme
 from fullband.experiments.summary import STUDENT, half_width, shows, summarise
 from fullband.plots.experiment import look, plot_experiment

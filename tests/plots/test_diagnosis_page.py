@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fullband.plots.diagnosis_page import cells_of, needed_text, response
+from fullband.plots.diagnosis_page import cells_of, needed_text, pass_ticks, plot_response, response
 from fullband.plots.reachability import reach_text
-from fullband.plots.settling import pass_ticks, plot_response
 
 
 def test_a_nudge_that_nothing_carries_on_is_drawn() -> None:

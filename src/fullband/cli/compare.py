@@ -53,8 +53,7 @@ def write_report(folder: Path) -> dict[str, Any]:
     from fullband.evaluate.report.markdown import markdown
     from fullband.evaluate.report.results import write_results
     from fullband.files import write_bytes
-    from fullband.plots.evaluation import plot_evaluation
-    from fullband.plots.evaluation_page import page
+    from fullband.plots.evaluation_page import page, plot_evaluation
 
     results = write_results(folder)
     pictures = plot_evaluation(results, folder)

@@ -156,9 +156,8 @@ def write_report(folder: Path, described: dict[str, Any]) -> None:
     """diagnosis.json, report.html, and the figures as PNG and SVG, all of the same numbers: what is not finite is null."""
     from fullband.amounts import without_infinities
     from fullband.files import write_bytes, write_json
-    from fullband.plots.diagnosis_page import page
+    from fullband.plots.diagnosis_page import page, plot_arrival, plot_response, plot_rollouts, plot_settling
     from fullband.plots.reachability import plot_reachability
-    from fullband.plots.settling import plot_arrival, plot_response, plot_rollouts, plot_settling
 
     described = without_infinities(described)
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,7 @@ from typing import Any
 from fullband.config import TaskSource
 from fullband.data.tasks import build_task
 from fullband.experiments.config import Experiment
-from fullband.experiments.grid import Job
-from fullband.experiments.jobs import finished_results, logs_of
+from fullband.experiments.jobs import Job, finished_results, logs_of
 from fullband.experiments.summary import summarise
 from fullband.files import write_bytes, write_json
 from fullband.plots.experiment import plot_experiment

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from fullband.files import write_bytes
-from fullband.plots.chart import Axis, Chart, Line, Mark
+from fullband.plots.chart import MOST_RUNS, Axis, Chart, Line, Mark
 from fullband.plots.curves import curves_html, plot_curves
-from fullband.plots.markers import MOST_RUNS
+from fullband.plots.diagnosis_page import change_chart, loss_chart, plot_settling
 from fullband.plots.numbers import finite
 from fullband.plots.page import fill
 from fullband.plots.passes import has_passes, passes_chart, plot_passes
 from fullband.plots.probe import CHANCE, KEYS, LABELS, SUFFIXES, TITLES, parts_of
 from fullband.plots.reachability import plot_reachability, reach_html
 from fullband.plots.runs import RunRecord
-from fullband.plots.settling import change_chart, loss_chart, plot_settling
 from fullband.plots.sources import Sources
 
 TEMPLATE = Path(__file__).with_name("gallery.html")

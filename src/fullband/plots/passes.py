@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fullband.plots.chart import Axis, Chart, Line, near_axis
-from fullband.plots.markers import EXACT_DASH, RUN_MARKERS, run_key
+from fullband.plots.chart import EXACT_DASH, RUN_MARKERS, Axis, Chart, Line, near_axis, run_key
 from fullband.plots.picture import draw_chart
 from fullband.plots.runs import RunRecord
 from fullband.plots.style import figure

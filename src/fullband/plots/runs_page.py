@@ -8,9 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fullband.plots.chart import Chart, Line, Mark, near_axis
+from fullband.plots.chart import MOST_RUNS, RUN_MARKERS, Chart, Line, Mark, near_axis, passes_dashes, run_key
 from fullband.plots.curves import ROOM, compute_at, compute_axis, millions, steps_html
-from fullband.plots.markers import MOST_RUNS, RUN_MARKERS, passes_dashes, run_key
 from fullband.plots.page import fill
 from fullband.plots.runs import RunRecord, compare, held_out_crossover, is_both_ways, names_of
 from fullband.plots.style import passes_label

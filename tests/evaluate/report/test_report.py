@@ -19,8 +19,7 @@ from fullband.evaluate.report.compare import compare_runs
 from fullband.evaluate.report.markdown import answer_text, markdown
 from fullband.evaluate.report.results import build_results, write_results
 from fullband.evaluate.report.tables import PAPER, score, tables_of
-from fullband.plots.evaluation import plot_evaluation, plot_passes
-from fullband.plots.evaluation_page import page
+from fullband.plots.evaluation_page import page, plot_evaluation, plot_passes
 
 MODEL = {"name": "models/mine", "parameters": 1000, "weights": "0" * 64, "dtype": "float32", "device": "cpu", "plain": False}
 PUBLISHED = [path.parent for path in sorted((Path(__file__).parents[3] / "results" / "evaluate").glob("*/results.json"))]
@@ -246,7 +245,7 @@ def test_chance_is_drawn_where_every_task_says_it(tmp_path: Path, monkeypatch: p
     results = write_results(tmp_path)
     assert results["mean"]["chance"] is None, "these documents are of a version that did not note it"
     levels: list[Any] = []
-    monkeypatch.setattr("fullband.plots.evaluation.draw_chance", lambda axes, chance: levels.append(chance))
+    monkeypatch.setattr("fullband.plots.evaluation_page.draw_chance", lambda axes, chance: levels.append(chance))
     with undrawn():
         for chance in (None, 0.375):
             results["mean"]["chance"] = chance

@@ -9,8 +9,7 @@ from fullband.evaluate.grading.code_problems import (
     mbpp_problem,
 )
 from fullband.evaluate.grading.gsm8k import GSM8KGrade, grade_gsm8k
-from fullband.evaluate.grading.math_answers import MathGrader, Verdict
-from fullband.evaluate.grading.math_text import math_answer
+from fullband.evaluate.grading.math_answers import MathGrader, Verdict, math_answer
 
 __all__ = [
     "HUMANEVAL_STOPS",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from fullband.evaluate.grading.chat_code import after_thinking
-from fullband.evaluate.grading.math_text import math_answer
+from fullband.evaluate.grading.math_answers import math_answer
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
