@@ -11,7 +11,7 @@ import pytest
 from cli.commands import Trained, fullband
 from fullband.cli.comparison import marked, split_at
 from fullband.cli.comparison_page import page
-from fullband.cli.completions import Request
+from fullband.cli.completions import settings_json
 from fullband.decode import GenerateOptions, TextCompletion, resolve_mode
 from fullband.decode.compare import MODES, ModeAnswers, ModeComparison
 
@@ -120,7 +120,7 @@ def test_the_page_marks_the_first_differing_token() -> None:
 def described(found: ModeComparison) -> dict:
     from fullband.cli.comparison import to_json
 
-    return to_json(found, [1], "model", Request(GenerateOptions(mode="fused", max_new_tokens=4)))
+    return to_json(found, [1], "model", settings_json(GenerateOptions(mode="fused", max_new_tokens=4), "float32"))
 
 
 def check_page(text: str) -> None:

@@ -9,18 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from fullband.cli.completions import Request, add_reports, converged_json
 from fullband.cli.console import json_text
 from fullband.cli.progress import BatchProgress
-from fullband.cli.prompts import Prompt
 from fullband.decode.speculate import SpeculationReport
 from fullband.decode.texts import TextStream
-
-if TYPE_CHECKING:
-    from fullband.data.tokenizer import Tokenizer
-    from fullband.loading import LoadedModel
 
 
 class FileJob:
@@ -31,34 +26,24 @@ class FileJob:
     speculation  what self-speculation did in this run
     """
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        tokenizer: Tokenizer,
-        prompts: list[Prompt],
-        tokens: list[list[int]],
-        request: Request,
-        batch_size: int,
-        folder: str,
-    ):
-        """`tokens` are those of the prompts."""
-        self._model, self._tokenizer, self._prompts, self._ids, self._request = model, tokenizer, prompts, tokens, request
-        self._batch_size, self._folder = batch_size, folder
-        self.total = len(prompts) * request.options.n
+    def __init__(self, request: Request, batch_size: int):
+        self._request, self._batch_size = request, batch_size
+        self.total = len(request.prompts) * request.options.n
         self.written = self.tokens = 0
         self.speculation = SpeculationReport()
 
     def identity(self, row: int) -> dict[str, Any]:
         """The part of a line that is known before anything is generated, by which an earlier run's line is recognised."""
-        prompt, mode = self._prompts[row // self._request.options.n], self._request.mode
+        request, mode = self._request, self._request.options.resolved_mode
+        prompt = request.prompts[row // request.options.n]
         return {
             "id": prompt.id,
             "prompt": prompt.text,
-            "sample": row % self._request.options.n,
-            "model": self._folder,
+            "sample": row % request.options.n,
+            "model": str(request.folder),
             "mode": mode.name,
             "feedback_passes": mode.feedback_passes,
-            "settings": self._request.to_json(),
+            "settings": request.settings,
         }
 
     def skip_written(self, path: Path) -> None:
@@ -88,11 +73,11 @@ class FileJob:
 
     def run(self, file: IO[str], progress: BatchProgress) -> None:
         """Generate what is not written yet, and write each line as soon as it and all before it are complete."""
-        n, size = self._request.options.n, self._batch_size
-        for start in range(self.written // n, len(self._prompts), size):
-            ids = self._ids[start : start + size]
-            options = replace(self._request.options, keys=range(start, start + len(ids)))  # the draws of a prompt depend on its number
-            stream = TextStream(self._model, self._tokenizer, ids, options)
+        request, n, size = self._request, self._request.options.n, self._batch_size
+        for start in range(self.written // n, len(request.prompts), size):
+            tokens = request.tokens[start : start + size]
+            options = replace(request.options, keys=range(start, start + len(tokens)))  # the draws of a prompt depend on its number
+            stream = TextStream(request.model, request.tokenizer, tokens, options)
             watch = progress.of_batch(start * n, stream.rows)
             for row, completion in enumerate(stream.completions(watch), start=start * n):
                 self.tokens += len(completion.tokens)

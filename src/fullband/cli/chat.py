@@ -66,7 +66,7 @@ def chat(
     Each turn is a new prompt: the whole conversation is prefilled again in the current mode. Without a terminal, each line of standard
     input is a turn or a command.
     """
-    from fullband.cli.completions import CHUNK, Request
+    from fullband.cli.completions import CHUNK
     from fullband.cli.console import messages
     from fullband.cli.conversation import Conversation
     from fullband.data.chat_template import load_chat_template
@@ -77,17 +77,16 @@ def chat(
     options = GenerateOptions(
         mode=mode, feedback_passes=passes, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chunk=CHUNK
     )
-    request = Request(options, dtype)
     network, tokenizer, folder = open_model(model, device, dtype)
     template = load_chat_template(folder)
-    conversation = Conversation(network, tokenizer, template, request, system)
+    conversation = Conversation(network, tokenizer, template, options, dtype, system)
     if not template.is_own:
         messages().print(f"{folder}: this model has no chat template; using ChatML", soft_wrap=True)
     if is_untrained(conversation):
         messages().print(f"{folder}: its fusion is not trained yet: soft and fused give the same text as standard", soft_wrap=True)
     interactive = sys.stdin.isatty() and not as_json
     if interactive:
-        messages().print(f"{folder}, mode {request.mode.name}. /help lists the commands.", soft_wrap=True)
+        messages().print(f"{folder}, mode {mode}. /help lists the commands.", soft_wrap=True)
     session = Session(conversation, folder, interactive, as_json)
     try:
         for line in session.lines():
@@ -128,7 +127,7 @@ class Session:
 
         while True:
             try:
-                yield input(f"{self.conversation.request.mode.name}> ")
+                yield input(f"{self.conversation.options.resolved_mode.name}> ")
             except EOFError:
                 print()
                 return
@@ -168,8 +167,8 @@ class Session:
             print(json.dumps(turn.to_json(len(self.conversation.turns)), ensure_ascii=False), flush=True)
             return
         print(flush=True)
-        if turn.answer.finish_reason != "stop":
-            why = {"length": "the answer reached the maximum length", "cancelled": "cancelled"}[turn.answer.finish_reason]
+        if turn.finish_reason != "stop":
+            why = {"length": "the answer reached the maximum length", "cancelled": "cancelled"}[turn.finish_reason]
             self.note(f"({why})")
 
     def note(self, text: str) -> None:
@@ -185,18 +184,18 @@ class Session:
         self.use(resolve_mode("fused", parse_feedback_passes(argument, "/passes")))
 
     def use(self, mode: Mode) -> None:
-        self.conversation.request = self.conversation.request.in_mode(mode)
+        self.conversation.options = self.conversation.options.in_mode(mode)
         self.note(f"mode {mode.name}" + (f", {mode.feedback_passes} feedback passes" if mode.name == "fused" else ""))
 
     def mode_of(self, name: str) -> Mode:
         """fused keeps the passes that were set."""
         from fullband.decode.modes import resolve_mode
 
-        current = self.conversation.request.mode
+        current = self.conversation.options.resolved_mode
         return current if name == "fused" == current.name else resolve_mode(name)
 
     def replay(self, argument: str) -> None:
-        mode = self.mode_of(argument) if argument else self.conversation.request.mode
+        mode = self.mode_of(argument) if argument else self.conversation.options.resolved_mode
         self.show(self.conversation.replay(mode, self.stream))
 
     def reset(self, argument: str) -> None:

@@ -15,7 +15,6 @@ from fullband.decode.compare import MODES, ModeComparison
 from fullband.decode.texts import TextCompletion
 
 if TYPE_CHECKING:
-    from fullband.cli.completions import Request
     from fullband.feedback_config import FeedbackPasses
 
 NARROW = 90  # columns below which the answers stand one under the other
@@ -24,11 +23,11 @@ MARK = "bold reverse"
 UNSEEN = {code: "\ufffd" for code in [*range(9), *range(11, 32), 127]}  # control characters would act on a terminal
 
 
-def to_json(found: ModeComparison, ids: Sequence[int | str], model: str, request: Request) -> dict[str, Any]:
+def to_json(found: ModeComparison, ids: Sequence[int | str], model: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Everything, as plain data."""
     return {
         "model": model,
-        "settings": request.to_json(),
+        "settings": settings,
         "modes": found.summary(),
         "prompts": [
             {

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullband.decode.modes import Mode
 from fullband.decode.options import GenerateOptions
 from fullband.decode.speculate import SpeculationReport
 
 if TYPE_CHECKING:
+    from fullband.cli.prompts import Prompt
+    from fullband.data.tokenizer import Tokenizer
     from fullband.feedback.converged import ConvergedReport
+    from fullband.loading import LoadedModel
 
 DEFAULT_NEW_TOKENS = 256
 CHUNK = 512  # positions of a prompt run at a time: the result does not depend on it, memory and the progress bar do
@@ -20,36 +23,33 @@ LIMITS = ("max_new_tokens", "min_new_tokens", "max_length", "overflow")
 
 @dataclass(frozen=True)
 class Request:
-    """The options of generation, and the numbers the model computes in."""
+    """What `fullband generate` was asked: a model (and the folder that held it), prompts with their tokens, and options; `settings` says in
+    JSON all that decides what text is made, but for model, prompt and mode."""
 
+    model: LoadedModel
+    tokenizer: Tokenizer
+    folder: Path
+    prompts: list[Prompt]
+    tokens: list[list[int]]
     options: GenerateOptions
-    dtype: str = "float32"
-    quantize: str | None = None
+    settings: dict[str, Any]
 
-    def within(self, context: int) -> Request:
-        """Where no number of tokens was asked for: DEFAULT_NEW_TOKENS, or as many as the context has room for."""
-        options = self.options
-        if options.max_new_tokens is not None or options.max_length is not None:
-            return self
-        max_length = None if options.overflow == "slide" else context
-        return replace(self, options=replace(options, max_new_tokens=DEFAULT_NEW_TOKENS, max_length=max_length))
 
-    @property
-    def mode(self) -> Mode:
-        return self.options.resolved_mode
+def limited(options: GenerateOptions, context: int) -> GenerateOptions:
+    """Where no number of tokens was asked for: DEFAULT_NEW_TOKENS, or as many as the context has room for."""
+    if options.max_new_tokens is not None or options.max_length is not None:
+        return options
+    return replace(options, max_new_tokens=DEFAULT_NEW_TOKENS, max_length=None if options.overflow == "slide" else context)
 
-    def in_mode(self, mode: Mode) -> Request:
-        return replace(self, options=replace(self.options, mode=mode.name, feedback_passes=mode.feedback_passes))
 
-    def to_json(self) -> dict[str, Any]:
-        """All that decides what text is made, but for model, prompt and mode."""
-        options = self.options
-        return {name: getattr(options, name) for name in (*SAMPLING, *LIMITS)} | {
-            "stop": list(options.stop_strings),
-            "speculate": None if options.speculation is None else asdict(options.speculation),
-            "dtype": self.dtype,
-            "quantize": self.quantize,
-        }
+def settings_json(options: GenerateOptions, dtype: str, quantize: str | None = None) -> dict[str, Any]:
+    """All that decides what text is made, but for model, prompt and mode."""
+    return {name: getattr(options, name) for name in (*SAMPLING, *LIMITS)} | {
+        "stop": list(options.stop_strings),
+        "speculate": None if options.speculation is None else asdict(options.speculation),
+        "dtype": dtype,
+        "quantize": quantize,
+    }
 
 
 def add_reports(total: SpeculationReport, more: SpeculationReport) -> SpeculationReport:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fullband.cli.completions import Request
+from fullband.cli.completions import limited, settings_json
 from fullband.data.chat_template import ChatTemplate, Message
 from fullband.decode.modes import Mode
+from fullband.decode.options import GenerateOptions
 from fullband.decode.texts import TextCompletion, TextStream
 
 if TYPE_CHECKING:
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What the model said, how, and what it took. `finish_reason` is stop, length, or cancelled by the user."""
+class Turn:
+    """What the user said and what the model answered, how, and what it took. `finish_reason` is stop, length, or cancelled by the user."""
 
+    user: str
     text: str
     mode: str
     feedback_passes: int | str
@@ -30,37 +32,36 @@ class Reply:
     finish_reason: str
     seconds: float
 
-
-@dataclass(frozen=True)
-class Turn:
-    user: str
-    answer: Reply
-
     def to_json(self, number: int) -> dict[str, Any]:
-        return {"turn": number, "user": self.user} | asdict(self.answer)
+        return {"turn": number} | asdict(self)
 
 
 class Conversation:
-    """Turns so far, and the settings of the next one: `request` (its mode among them) and `system`. Both may be changed at any time.
+    """Turns so far, and the settings of the next one: `options` (their mode among them) and `system`. Both may be changed at any time.
 
     A turn is a new prompt (law 6): the whole conversation, answers included, is prefilled again by the rule of the mode. The draws of a
     turn depend on the seed and its number, so answering it again in another mode uses the same ones.
     """
 
-    def __init__(self, model: LoadedModel, tokenizer: Tokenizer, template: ChatTemplate, request: Request, system: str | None = None):
-        self.model, self.tokenizer, self.template, self.system = model, tokenizer, template, system
+    def __init__(
+        self,
+        model: LoadedModel,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        options: GenerateOptions,
+        dtype: str,
+        system: str | None = None,
+    ):
+        self.model, self.tokenizer, self.template, self.dtype, self.system = model, tokenizer, template, dtype, system
         stop = template.stop
         ends_by_id = stop is not None and len(ids := tokenizer.follow("\n", stop)) == 1 and ids[0] in tokenizer.stops
-        strings = request.options.stop_strings
-        if stop is not None and not ends_by_id:
-            strings = (*strings, stop)
-        self.request = replace(request, options=replace(request.options, stop=strings))
+        self.options = options if stop is None or ends_by_id else replace(options, stop=(*options.stop_strings, stop))
         self.turns: list[Turn] = []
 
     def say(self, user: str, on_text: Callable[[str], None]) -> Turn:
         """The next turn. Ctrl-C cancels the answer and keeps what there is of it. Raises ValueError, and adds no turn, for a conversation
         that the template refuses or that has outgrown the context."""
-        turn = Turn(user, self._answer(self.turns, user, self.request, on_text))
+        turn = self._answer(self.turns, user, self.options, on_text)
         self.turns.append(turn)
         return turn
 
@@ -69,7 +70,7 @@ class Conversation:
         if not self.turns:
             raise ValueError("there is no turn to replay yet")
         *before, last = self.turns
-        turn = Turn(last.user, self._answer(before, last.user, self.request.in_mode(mode), on_text))
+        turn = self._answer(before, last.user, self.options.in_mode(mode), on_text)
         self.turns[-1] = turn
         return turn
 
@@ -80,33 +81,32 @@ class Conversation:
     def messages(self, turns: list[Turn]) -> list[Message]:
         said: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in turns:
-            said += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.answer.text}]
+            said += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.text}]
         return said
 
     def to_json(self) -> dict[str, Any]:
         return {
             "system": self.system,
-            "settings": self.request.to_json(),
+            "settings": settings_json(self.options, self.dtype),
             "turns": [turn.to_json(number) for number, turn in enumerate(self.turns, start=1)],
         }
 
-    def _answer(self, before: list[Turn], user: str, request: Request, on_text: Callable[[str], None]) -> Reply:
+    def _answer(self, before: list[Turn], user: str, options: GenerateOptions, on_text: Callable[[str], None]) -> Turn:
         from fullband.cli.console import messages
         from fullband.cli.progress import forward_progress
         from fullband.feedback.by_passes import positions_to_run
 
-        begun = time.perf_counter()
+        begun, mode = time.perf_counter(), options.resolved_mode
         prompt = self.template.render([*self.messages(before), {"role": "user", "content": user}])
         tokens = self.tokenizer.begin(prompt)
-        options = replace(request.within(self.model.trunk.context).options, keys=[len(before)])
+        options = replace(limited(options, self.model.trunk.context), keys=[len(before)])
         stream = None
         try:
-            positions = positions_to_run(len(tokens), [request.mode.feedback_passes])
+            positions = positions_to_run(len(tokens), [mode.feedback_passes])
             with forward_progress(messages(), self.model, positions, "prefilling the conversation"):
                 stream = TextStream(self.model, self.tokenizer, [tokens], options)
             (answer,) = stream.completions(lambda new: on_text(new.texts.get(0, "")))
         except KeyboardInterrupt:
             answer = TextCompletion("", [], "cancelled") if stream is None else stream.completion(0)
-        mode, seconds = request.mode, time.perf_counter() - begun
-        made = len(answer.tokens)
-        return Reply(answer.text, mode.name, mode.feedback_passes, options.seed, len(tokens), made, answer.finish_reason, seconds)
+        made, seconds = len(answer.tokens), time.perf_counter() - begun
+        return Turn(user, answer.text, mode.name, mode.feedback_passes, options.seed, len(tokens), made, answer.finish_reason, seconds)

@@ -13,12 +13,9 @@ from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model
 
 if TYPE_CHECKING:
     from fullband.cli.completions import Request
-    from fullband.cli.prompts import Prompt
-    from fullband.data.tokenizer import Tokenizer
     from fullband.decode.options import Overflow
     from fullband.decode.speculate import Speculation
     from fullband.decode.texts import NewText
-    from fullband.loading import LoadedModel
 
 EXAMPLES = """Examples:
 
@@ -134,7 +131,7 @@ def generate(
         raise ValueError("--prompts prints JSON already, a line for each completion; --json, a summary, needs --output")
 
     from fullband.cli.batch import check_output, check_writable
-    from fullband.cli.completions import CHUNK, DEFAULT_NEW_TOKENS, Request
+    from fullband.cli.completions import CHUNK, DEFAULT_NEW_TOKENS, Request, limited, settings_json
     from fullband.cli.console import messages
     from fullband.cli.prompts import Prompt, read_prompts, tokenize_prompts
     from fullband.decode.options import GenerateOptions
@@ -161,7 +158,6 @@ def generate(
         compile=compile,
         chunk=CHUNK,
     )
-    request = Request(options, dtype, quantize)
     if output:
         check_output(output, resume)
     if html:
@@ -173,18 +169,18 @@ def generate(
         from fullband.decode.quantize import quantize as quantized
 
         network = quantized(network, quantize)
-    request = request.within(network.trunk.context)
-    tokens = tokenize_prompts(chosen, tokenizer, network.trunk, request.options)
+    options = limited(options, network.trunk.context)
+    tokens = tokenize_prompts(chosen, tokenizer, network.trunk, options)
+    request = Request(network, tokenizer, folder, chosen, tokens, options, settings_json(options, dtype, quantize))
     for note in notes:  # not before: a refusal is one line
         messages().print(note, soft_wrap=True)
     try:
         if compare:
-            run_comparison(network, tokenizer, folder, chosen, tokens, request, batch_size, html, as_json, listed=prompts is not None)
+            run_comparison(request, batch_size, html, as_json, listed=prompts is not None)
         elif prompts is None:
-            continue_prompt(network, tokenizer, folder, chosen[0], tokens[0], request, stream, as_json)
+            continue_prompt(request, stream, as_json)
         else:
-            limit = max(request.options.limits([len(row) for row in tokens], network.trunk), default=1)
-            continue_file(network, tokenizer, folder, chosen, tokens, request, limit, batch_size, output, as_json)
+            continue_file(request, batch_size, output, as_json)
     except KeyboardInterrupt:
         interrupted(output)
 
@@ -200,16 +196,7 @@ def speculation_of(asked: bool, length: int | None, passes: int | None, toleranc
     return Speculation(**given) if asked else None
 
 
-def continue_prompt(
-    network: LoadedModel,
-    tokenizer: Tokenizer,
-    folder: Path,
-    prompt: Prompt,
-    tokens: list[int],
-    request: Request,
-    stream: bool,
-    as_json: bool,
-) -> None:
+def continue_prompt(request: Request, stream: bool, as_json: bool) -> None:
     """One prompt to stdout: its continuation as it is made, its samples one after the other, or everything as one JSON object."""
     from fullband.cli.completions import converged_json, converged_line, speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
@@ -217,27 +204,27 @@ def continue_prompt(
     from fullband.decode.texts import TextStream
     from fullband.feedback.by_passes import positions_to_run
 
-    begun = time.perf_counter()
-    streams = stream and not as_json and request.options.n == 1
-    with forward_progress(messages(), network, positions_to_run(len(tokens), [request.mode.feedback_passes]), "prefilling the prompt"):
-        made = TextStream(network, tokenizer, [tokens], request.options)
+    begun, n, mode, length = time.perf_counter(), request.options.n, request.options.resolved_mode, len(request.tokens[0])
+    streams = stream and not as_json and n == 1
+    with forward_progress(messages(), request.model, positions_to_run(length, [mode.feedback_passes]), "prefilling the prompt"):
+        made = TextStream(request.model, request.tokenizer, request.tokens, request.options)
     converged = None if made.converged is None else converged_json(made.converged, 0)
     completions = []
     for sample, completion in enumerate(made.completions(lambda new: print(new.texts.get(0, ""), end="", flush=True) if streams else None)):
         completions.append(completion)
         if not as_json and not streams:
-            print(f"--- sample {sample + 1} of {request.options.n}\n{completion.text}" if request.options.n > 1 else completion.text)
+            print(f"--- sample {sample + 1} of {n}\n{completion.text}" if n > 1 else completion.text)
     speculates = request.options.speculation is not None
     if as_json:
         print_json(
             {
-                "model": str(folder),
-                "mode": request.mode.name,
-                "feedback_passes": request.mode.feedback_passes,
-                "prompt": prompt.text,
-                "prompt_tokens": len(tokens),
+                "model": str(request.folder),
+                "mode": mode.name,
+                "feedback_passes": mode.feedback_passes,
+                "prompt": request.prompts[0].text,
+                "prompt_tokens": length,
                 "completions": [{"sample": sample, **completion.to_json()} for sample, completion in enumerate(completions)],
-                "settings": request.to_json(),
+                "settings": request.settings,
                 "converged": converged,
                 "speculation": speculation_json(made.speculation) if speculates else None,
                 "seconds": time.perf_counter() - begun,
@@ -252,19 +239,8 @@ def continue_prompt(
         messages().print(speculation_line(made.speculation), soft_wrap=True)
 
 
-def continue_file(
-    network: LoadedModel,
-    tokenizer: Tokenizer,
-    folder: Path,
-    prompts: list[Prompt],
-    tokens: list[list[int]],
-    request: Request,
-    limit: int,
-    batch_size: int,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    """A line of JSON for each completion of at most `limit` tokens, to `output` or stdout."""
+def continue_file(request: Request, batch_size: int, output: Path | None, as_json: bool) -> None:
+    """A line of JSON for each completion, to `output` or stdout."""
     import sys
 
     from fullband.amounts import duration, short
@@ -273,7 +249,8 @@ def continue_file(
     from fullband.cli.console import messages, print_json
     from fullband.cli.progress import BatchProgress
 
-    job = FileJob(network, tokenizer, prompts, tokens, request, batch_size, str(folder))
+    job = FileJob(request, batch_size)
+    limit = max(request.options.limits([len(tokens) for tokens in request.tokens], request.model.trunk))
     if output is not None:
         job.skip_written(output)
     before, begun, console = job.written, time.perf_counter(), messages()
@@ -288,7 +265,7 @@ def continue_file(
         print_json(
             {
                 "output": str(output),
-                "prompts": len(prompts),
+                "prompts": len(request.prompts),
                 "completions": job.total,
                 "made_now": made,
                 "tokens": job.tokens,
@@ -303,18 +280,7 @@ def continue_file(
         console.print(speculation_line(job.speculation), soft_wrap=True)
 
 
-def run_comparison(
-    network: LoadedModel,
-    tokenizer: Tokenizer,
-    folder: Path,
-    prompts: list[Prompt],
-    tokens: list[list[int]],
-    request: Request,
-    batch_size: int,
-    html: Path | None,
-    as_json: bool,
-    listed: bool,
-) -> None:
+def run_comparison(request: Request, batch_size: int, html: Path | None, as_json: bool, listed: bool) -> None:
     """The three modes side by side: in the terminal, as JSON, and as a page."""
     from fullband.cli import comparison
     from fullband.cli.comparison_page import page
@@ -323,16 +289,16 @@ def run_comparison(
     from fullband.decode.compare import compare_modes
     from fullband.files import write_bytes
 
-    texts = [prompt.text for prompt in prompts]
+    texts = [prompt.text for prompt in request.prompts]
     finished: Counter[str] = Counter()
     with counted_progress(messages(), announce=False) as watch:
 
         def on_step(mode: str, start: int, new: NewText) -> None:
             finished[mode] += len(new.finished)
-            watch(mode, finished[mode], len(prompts))
+            watch(mode, finished[mode], len(texts))
 
-        found = compare_modes(network, tokenizer, texts, request.options, tokens, batch_size, on_step)
-    described = comparison.to_json(found, [prompt.id for prompt in prompts], str(folder), request)
+        found = compare_modes(request.model, request.tokenizer, texts, request.options, request.tokens, batch_size, on_step)
+    described = comparison.to_json(found, [prompt.id for prompt in request.prompts], str(request.folder), request.settings)
     if html:
         write_bytes(html, page(found, described).encode())
     if as_json:

@@ -124,7 +124,7 @@ def compare_modes(
         first, steps, begun = 0.0, 0, time.perf_counter()
         for start in range(0, len(prompts), batch_size):
             here, opened = slice(start, start + batch_size), time.perf_counter()
-            own = replace(options, mode=mode.name, feedback_passes=mode.feedback_passes, keys=keys[here])
+            own = replace(options.in_mode(mode), keys=keys[here])
             clock = _Clock(None if on_step is None else partial(on_step, mode.name, start))
             answers += TextStream(model, tokenizer, ids[here], own).completions(clock)
             first += clock.times[0] - opened

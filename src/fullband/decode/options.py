@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, Self, TypedDict, get_args
 
 from fullband.decode.modes import Mode, resolve_mode
 from fullband.decode.sampling import LogitProcessor, SamplingOptions
@@ -119,6 +119,9 @@ class GenerateOptions(SamplingOptions):
     @property
     def resolved_mode(self) -> Mode:
         return resolve_mode(self.mode, self.feedback_passes)
+
+    def in_mode(self, mode: Mode) -> Self:
+        return replace(self, mode=mode.name, feedback_passes=mode.feedback_passes)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -90,24 +90,11 @@ def prefill_reported(
 ) -> tuple[DecodeState, ConvergedReport | None]:
     """`prefill` of prompts that are aligned already, and what it took to converge where that was asked for."""
     if feedback_passes == "converged":
-        return prefill_converged(model, aligned, keep=keep)
+        state, _, report = prefill_converged(model, aligned, keep=keep)
+        return state, report
     for done, output in run_chunks(model, aligned, Prefilled.empty(feedback_passes), chunk, keep):  # noqa: B007  (earlier ones are dropped)
         pass
     return done.state(aligned, output.top_BTD[:, -1]), None
-
-
-@torch.no_grad()
-def prefill_converged(
-    model: FeedbackModel,
-    aligned: AlignedPrompts,
-    tolerance: float = 1e-3,
-    window: int = WINDOW,
-    max_passes: int = MAX_PASSES,
-    keep: CacheKeep = "window",
-) -> tuple[DecodeState, ConvergedReport]:
-    """The decode state to which fused passes over the prompts converge, and what that took (`run_converged`)."""
-    state, _, report = _run_converged(model, aligned, tolerance, window, max_passes, keep)
-    return state, report
 
 
 @torch.no_grad()
@@ -123,14 +110,15 @@ def prefill_with_states(
     aligned = align_prompts(model.trunk, prompts, mask)
     lengths = aligned.lengths_B.tolist()
     if feedback_passes == "converged":
-        state, top_BTD, _ = _run_converged(model, aligned, keep=keep)
+        state, top_BTD, _ = prefill_converged(model, aligned, keep=keep)
         return state, [row[:length] for row, length in zip(top_BTD, lengths, strict=True)]
     done, parts = zip(*run_chunks(model, aligned, Prefilled.empty(feedback_passes), chunk, keep), strict=True)
     top_BTD = torch.cat([part.top_BTD for part in parts], dim=1)
     return done[-1].state(aligned, top_BTD[:, -1]), [row[len(row) - length :] for row, length in zip(top_BTD, lengths, strict=True)]
 
 
-def _run_converged(
+@torch.no_grad()
+def prefill_converged(
     model: FeedbackModel,
     aligned: AlignedPrompts,
     tolerance: float = 1e-3,
@@ -138,19 +126,23 @@ def _run_converged(
     max_passes: int = MAX_PASSES,
     keep: CacheKeep = "window",
 ) -> tuple[DecodeState, Tensor, ConvergedReport]:
-    """(state, top states [B, T, D] with padding on the right, report)."""
+    """The decode state to which fused passes over the prompts converge, the top states [B, T, D] with padding on the right, and what it
+    took (`run_converged`)."""
     starts = aligned.padded_right()
     inputs, lower = below(model, starts.tokens_BT, starts.layout, keep="all")
     done = run_converged(model, inputs, starts.lengths_B, tolerance, window, max_passes)
-    caches = [done.cache, lower]
-    if starts.layout.documents_BT is not None:
-        caches = [None if cache is None else cache.align_right(starts.lengths_B) for cache in caches]
-    if keep != "all":
-        caches = [None if cache is None else cache.trim() for cache in caches]
+    ragged_B = None if starts.layout.documents_BT is None else starts.lengths_B
+    cache, lower = (_to_decode(cache, ragged_B, keep) for cache in (done.cache, lower))
     rows_B, last_B = torch.arange(len(done.top_BTD), device=done.top_BTD.device), starts.lengths_B - 1
-    fed = PassState(caches[0], done.states_BTD[rows_B, last_B][:, None])
-    state = Prefilled((fed,), below=caches[1]).state(aligned, done.top_BTD[rows_B, last_B])
-    return state, done.top_BTD, done.report
+    fed = PassState(cache, done.states_BTD[rows_B, last_B][:, None])
+    return Prefilled((fed,), below=lower).state(aligned, done.top_BTD[rows_B, last_B]), done.top_BTD, done.report
+
+
+def _to_decode(cache: Any, lengths_B: Tensor | None, keep: CacheKeep) -> Any:
+    """A cache with padding on the right (None = it has none), as decoding goes on from it: on the left; None stays None."""
+    if cache is not None and lengths_B is not None:
+        cache = cache.align_right(lengths_B)
+    return cache if cache is None or keep == "all" else cache.trim()
 
 
 def run_chunks(
@@ -227,16 +219,12 @@ def prefill_after(
     rows_B = torch.arange(len(aligned.tokens_BT), device=aligned.lengths_B.device)
     start = prefix.prefilled.select(torch.zeros_like(rows_B))
     done, parts = zip(*run_chunks(model, aligned, start, chunk, "all"), strict=True)
-    caches = [done[-1].passes[-1].cache, done[-1].below]
-    lengths_B, documents_B = before + aligned.lengths_B, None
-    if aligned.layout.documents_BT is not None:
-        caches = [None if cache is None else cache.align_right(lengths_B) for cache in caches]
-        documents_B = torch.zeros_like(lengths_B)
-    if keep != "all":
-        caches = [None if cache is None else cache.trim() for cache in caches]
+    lengths_B, ragged = before + aligned.lengths_B, aligned.layout.documents_BT is not None
+    cache, lower = (_to_decode(cache, lengths_B if ragged else None, keep) for cache in (done[-1].passes[-1].cache, done[-1].below))
     earlier_BWD = start.passes[-1].before_BWD
     assert earlier_BWD is not None
     states_BTD = torch.cat([earlier_BWD, *(part.states_BTD for part in parts)], dim=1)
     nearest_BW = aligned.lengths_B[:, None] + torch.arange(earlier_BWD.shape[1], device=rows_B.device)
     top_BD = torch.cat([part.top_BTD for part in parts], dim=1)[rows_B, aligned.lengths_B - 1]
-    return DecodeState(PassState(caches[0], states_BTD[rows_B[:, None], nearest_BW]), caches[1], top_BD, lengths_B, documents_B)
+    fed = PassState(cache, states_BTD[rows_B[:, None], nearest_BW])
+    return DecodeState(fed, lower, top_BD, lengths_B, torch.zeros_like(lengths_B) if ragged else None)
