@@ -38,14 +38,10 @@ def compare(
         results = write_report(runs[0])
         print_json(results) if as_json else print_results(output(), results)
         return
-    from fullband.evaluate.report.compare import compare_runs
+    from fullband.evaluate.report.compare import compare_runs, comparison_table
 
-    found = compare_runs(runs)
-    if as_json:
-        print_json(found.to_json())
-        return
-    for table in found.tables():
-        print_report_table(output(), table)
+    rows = compare_runs(runs)
+    print_json({"rows": rows}) if as_json else print_report_table(output(), comparison_table(rows))
 
 
 def write_report(folder: Path) -> dict[str, Any]:

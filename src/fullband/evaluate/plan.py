@@ -119,11 +119,9 @@ def check_folder(folder: Path, plan: EvaluationPlan, model: Mapping[str, Any]) -
     held, asked = read_plan(folder), _content(plan, model)
     if "files" in asked["model"] and "files" not in held.get("model", {}):
         raise ValueError(f"{folder}: its {PLAN} is older and does not name the model files of its answers; choose another --output")
-    differing = sorted(key for key in asked if held.get(key) != asked[key] and key != "limit")
-    if differing:
-        if "model" in differing:
-            of_model = sorted(key for key in asked["model"] if held["model"].get(key) != asked["model"][key])
-            differing[differing.index("model")] = f"model ({', '.join(of_model)})"
+    if differing := sorted(key for key in asked if held.get(key) != asked[key] and key != "limit"):
+        of_model = sorted(key for key in asked["model"] if held["model"].get(key) != asked["model"][key])
+        differing = [f"model ({', '.join(of_model)})" if key == "model" else key for key in differing]
         raise ValueError(f"{folder}: holds an evaluation with another {', '.join(differing)}; choose another --output")
     return True
 

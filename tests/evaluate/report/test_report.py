@@ -175,7 +175,7 @@ def test_a_baseline_was_asked_what_the_evaluation_was(tmp_path: Path) -> None:
 def test_runs_are_compared_on_what_both_were_asked(tmp_path: Path) -> None:
     write_run(tmp_path / "one", 20)
     write_run(tmp_path / "other", 12, better=0.25)
-    rows = compare_runs([tmp_path / "one", tmp_path / "other"]).rows
+    rows = compare_runs([tmp_path / "one", tmp_path / "other"])
     row = next(row for row in rows if row["run"].startswith("other") and (row["benchmark"], row["way"]) == ("piqa", "1 pass"))
     assert row["score"]["count"] == 12 and row["difference"]["count"] == 12
     assert row["mcnemar"]["only_second"] == 3 and row["mcnemar"]["only_first"] == 0

@@ -39,10 +39,10 @@ class GSM8KGrade:
 
 def reference_answer(solution: str) -> str:
     """The number that ends a solution of the data set. Raises ValueError if it has none."""
-    found = _MARKED.search(solution)
+    found = strict_answer(solution)
     if found is None:
         raise ValueError(f"GSM8K: no '#### number' in the reference solution {solution[-60:]!r}")
-    return _plain(found[1])
+    return found
 
 
 def strict_answer(text: str) -> str | None:

@@ -60,14 +60,11 @@ class FullBandLM(TemplateLM):
         """
         super().__init__()
         self.mode = resolve_mode(mode, parse_feedback_passes(feedback_passes) if isinstance(feedback_passes, str) else feedback_passes)
-        if isinstance(tokenizer, HarnessText):
-            self.text = tokenizer
-        elif tokenizer is not None:
-            self.text = HarnessText.of_folder(tokenizer, add_bos_token)
-        elif isinstance(pretrained, (str, Path)):
-            self.text = HarnessText.of_folder(small_files(pretrained), add_bos_token)
-        else:
-            raise ValueError("a model that was given as an object needs its tokenizer: give its folder or a HarnessText")
+        if tokenizer is None:
+            if not isinstance(pretrained, (str, Path)):
+                raise ValueError("a model that was given as an object needs its tokenizer: give its folder or a HarnessText")
+            tokenizer = small_files(pretrained)
+        self.text = tokenizer if isinstance(tokenizer, HarnessText) else HarnessText.of_folder(tokenizer, add_bos_token)
         self.model: FeedbackModel = _load(pretrained, device, dtype) if isinstance(pretrained, (str, Path)) else pretrained
         self.batch_rows = _batch_rows(batch_size)
         self.limit = min(max_length or self.model.trunk.context, self.model.trunk.context)
@@ -216,18 +213,12 @@ class FullBandLM(TemplateLM):
         kwargs: dict[str, Any] = dict(normalize_gen_kwargs(asked, MAX_NEW_TOKENS))
         end = self.text.tokenizer.decode(self.text.stops[:1]) if self.text.stops else None
         until = [stop for stop in handle_stop_sequences(kwargs.pop("until", None), end) if stop]
-        sampling = kwargs.pop("do_sample", False)
-        temperature = kwargs.pop("temperature", 0.0)
-        settings = {"max_new_tokens": kwargs.pop("max_gen_toks"), "temperature": temperature if sampling else 0.0}
-        if "repetition_penalty" in kwargs:  # greedy decoding looks back, too
-            settings["repetition_penalty"] = kwargs.pop("repetition_penalty")
-        for name in ("top_k", "top_p", "min_p"):
-            if name in kwargs and sampling:
-                settings[name] = kwargs.pop(name)
-            kwargs.pop(name, None)
-        if kwargs:
-            raise ValueError(f"generation has no setting {', '.join(sorted(kwargs))} here")
-        return settings, until
+        settings = {"max_new_tokens": kwargs.pop("max_gen_toks"), "temperature": 0.0}
+        sampling = ("temperature", "top_k", "top_p", "min_p")
+        if unknown := kwargs.keys() - {"do_sample", "repetition_penalty", *sampling}:
+            raise ValueError(f"generation has no setting {', '.join(sorted(unknown))} here")
+        used = ("repetition_penalty", *(sampling if kwargs.get("do_sample") else ()))  # greedy decoding looks back, too
+        return settings | {name: kwargs[name] for name in used if name in kwargs}, until
 
     def _generate(self, prompts: list[list[int]], keys: list[int], until: list[str], settings: dict[str, Any]) -> list[str]:
         settings = settings | {"stop_ids": self.text.stops, "keys": keys, "seed": self.seed}

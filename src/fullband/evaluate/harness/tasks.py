@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,14 +45,9 @@ class Benchmark:
     def documents(self, limit: int | None = None) -> dict[str, int]:
         """How many of each part's first documents are taken: `limit` in all, spread evenly."""
         sizes = {part.config.task: len(part.eval_docs) for part in self.parts}
-        if limit is None:
-            return sizes
-        taken = dict.fromkeys(sizes, 0)
-        while sum(taken.values()) < min(limit, sum(sizes.values())):
-            for name in sizes:
-                if taken[name] < sizes[name] and sum(taken.values()) < limit:
-                    taken[name] += 1
-        return taken
+        in_turn = sorted((number, place, name) for place, (name, size) in enumerate(sizes.items()) for number in range(size))
+        taken = Counter(name for _, _, name in in_turn[:limit])
+        return {name: taken[name] for name in sizes}
 
     def data_hash(self) -> str:
         """Of all documents asked, in order."""

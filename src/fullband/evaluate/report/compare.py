@@ -9,8 +9,9 @@ from typing import Any
 
 from fullband.evaluate.plan import read_plan
 from fullband.evaluate.report.results import SMOKE, Gathered, build_results, find_shards, plan_of
+from fullband.evaluate.report.scores import difference_of
 from fullband.evaluate.report.tables import MODES, ReportTable, mcnemar_cells, passes_label, score, signed
-from fullband.evaluate.statistics import Rollouts, mcnemar, mean_estimate, paired_difference, pass_at_k
+from fullband.evaluate.statistics import Rollouts, mean_estimate, pass_at_k
 
 
 @dataclass(frozen=True)
@@ -23,28 +24,10 @@ class Scored:
     values: dict[Any, float]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Rows: benchmark, run, way, score; and, but for the first of a benchmark and way, the paired difference to the first run."""
+def compare_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Benchmark, way, run, score; and, but for the first of a benchmark and way, the paired difference to the first run.
 
-    rows: list[dict[str, Any]]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"rows": self.rows}
-
-    def tables(self) -> list[ReportTable]:
-        made = []
-        for row in self.rows:
-            cells = [signed(row["difference"]) if row["difference"] else "", *mcnemar_cells(row["mcnemar"], "")]
-            made.append([row["benchmark"], row["way"], row["run"], str(row["score"]["count"]), score(row["score"]), *cells])
-        smallest = min(row["score"]["count"] for row in self.rows)
-        title = "Smoke test: Runs side by side" if smallest < SMOKE else "Runs side by side"
-        columns = ["benchmark", "passes or mode", "run", "problems", "score", "to the first", "only first", "only this", "p"]
-        return [ReportTable(title, columns, made, ["Percent ± standard error; differences are paired over what both evaluated."], 3)]
-
-
-def compare_runs(folders: Sequence[Path]) -> Comparison:
-    """Raises ValueError for a folder without a finished evaluation, and where nothing is shared."""
+    Raises ValueError for a folder without a finished evaluation, and where nothing is shared."""
     found = [_scored(folder) for folder in folders]
     first = {(one.benchmark, one.way): one for one in found[0]}
     rows = []
@@ -54,7 +37,18 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
             rows += [_row(other, own) for other in run if (other.benchmark, other.way) == key]
     if len(rows) == len(first):
         raise ValueError(f"{folders[0]}: no other run has one of its benchmarks with the same feedback passes or mode")
-    return Comparison(rows)
+    return rows
+
+
+def comparison_table(rows: Sequence[dict[str, Any]]) -> ReportTable:
+    made = []
+    for row in rows:
+        cells = [signed(row["difference"]) if row["difference"] else "", *mcnemar_cells(row["mcnemar"], "")]
+        made.append([row["benchmark"], row["way"], row["run"], str(row["score"]["count"]), score(row["score"]), *cells])
+    smallest = min(row["score"]["count"] for row in rows)
+    title = "Smoke test: Runs side by side" if smallest < SMOKE else "Runs side by side"
+    columns = ["benchmark", "passes or mode", "run", "problems", "score", "to the first", "only first", "only this", "p"]
+    return ReportTable(title, columns, made, ["Percent ± standard error; differences are paired over what both evaluated."], 3)
 
 
 def _scored(folder: Path) -> list[Scored]:
@@ -66,11 +60,11 @@ def _scored(folder: Path) -> list[Scored]:
     for task in plan.tasks:
         metric = results["tasks"][task]["metric"]
         documents = held.scores(task)
-        for reading in documents[0]["scores"]:
+        for passes in documents[0]["scores"]:
             values: dict[Any, float] = {
-                (one["task"], one["document"], one["prompt_hash"]): one["scores"][reading][metric] for one in documents
+                (one["task"], one["document"], one["prompt_hash"]): one["scores"][passes][metric] for one in documents
             }
-            made.append(Scored(name, task, passes_label(reading), values))
+            made.append(Scored(name, task, passes_label(passes), values))
     for task in plan.generative:
         own = results["generative"][task]
         for mode, about in own["modes"].items():
@@ -89,7 +83,6 @@ def _row(own: Scored, first: Scored | None) -> dict[str, Any]:
         if not shared:
             raise ValueError(f"{own.benchmark}: {own.run} and {first.run} evaluated nothing in common (other data, examples, limit or k)")
         one, other = ([run.values[key] for key in shared] for run in (first, own))
-        row["difference"] = asdict(paired_difference(one, other))
-        if all(value in (0, 1) for value in (*one, *other)):
-            row["mcnemar"] = asdict(mcnemar([value == 1 for value in one], [value == 1 for value in other]))
+        found = difference_of(first.run, one, own.run, other)
+        row |= {key: found[key] for key in ("difference", "mcnemar")}
     return row

@@ -46,7 +46,7 @@ def summarize_task(
         "metric": metric,
         "readings": {name: _evaluated(own, metric) for name, own in by_name.items()},
         "chance": mean_chance([document["chance"][metric] if "chance" in document else None for document in documents]),
-        "differences": [_difference(plain, shown[plain], name, shown[name]) for name in names if name != plain],
+        "differences": [difference_of(plain, shown[plain], name, shown[name]) for name in names if name != plain],
     }
     if baseline is not None:
         asked, answered = ([(one["task"], one["document"], one["prompt_hash"]) for one in own] for own in (documents, baseline))
@@ -54,7 +54,7 @@ def summarize_task(
             raise ValueError(f"{documents[0]['task']}: the baseline was asked other documents or prompts; it can't be compared")
         scores = [next(iter(document["scores"].values())) for document in baseline]
         found["baseline"] = _evaluated(scores, metric)
-        found["differences"].append(_difference("baseline", [score[metric] for score in scores], plain, shown[plain]))
+        found["differences"].append(difference_of("baseline", [score[metric] for score in scores], plain, shown[plain]))
     return found
 
 
@@ -73,7 +73,8 @@ def _evaluated(scores: Sequence[Mapping[str, float]], metric: str) -> dict[str, 
     }
 
 
-def _difference(first: str, one: Sequence[float], second: str, other: Sequence[float]) -> dict[str, Any]:
+def difference_of(first: str, one: Sequence[float], second: str, other: Sequence[float]) -> dict[str, Any]:
+    """The paired difference, second minus first; McNemar's test, too, where every score is 0 or 1."""
     right = [[value == 1 for value in values] for values in (one, other)] if _binary([*one, *other]) else None
     return _paired((first, second), (one, other), right)
 
