@@ -31,6 +31,8 @@ from fullband.training.run import RECIPE
 
 RUNS = Path("runs") / "experiments"
 AMOUNTS = {"tokens": "tokens", "token-equivalent": "token_equivalent", "flops": "flops"}  # of `RunCost`
+CELL = "cell.json"
+IN_HAND = ".job.lock"  # held from the training's begin to the measure's end; the run's own lock is the training's
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,6 @@ def _check_measure(experiment: Experiment, job: Job) -> None:
     if longest > (context := shape_of(job.recipe).context):
         what = "position" if isinstance(measure, PositionsMeasure) else "length"
         raise ValueError(f"{where}: {what} {longest} is beyond the model's context of {context}")
-
-
-CELL = "cell.json"
-IN_HAND = ".job.lock"  # held from the training's begin to the measure's end; the run's own lock is the training's
 
 
 _TRAINING = shape(

@@ -19,6 +19,11 @@ from fullband.plots.numbers import drawn, finite
 from fullband.plots.style import DASHES
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+LETTER = 6.6  # pixels that a letter of a label takes on average, and a little more
+PASSES_DASHES = ("1.5 3.5", "", "10 4", "6 3", "12 4 2 4", "3 3", "12 3 2 3 2 3")  # by number of feedback passes, none first
+EXACT_DASH = "7 2 2 2"
+RUN_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # matplotlib's names
+MOST_RUNS = len(RUN_MARKERS)  # in one picture
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,6 @@ class Size:
 
 
 DESK, PHONE = Size("desk", 760, 380), Size("phone", 360, 320, left=52, right=10)
-LETTER = 6.6  # pixels that a letter of a label takes on average, and a little more
 LOW = tuple(replace(size, height=220) for size in (DESK, PHONE))
 
 
@@ -262,12 +266,6 @@ class _Plot:
         if at + 5 + width <= right:
             place, anchor = at + 5, "start"
         return f'<text class="note" x="{place}" y="{self.size.top + 12 + 17 * mark.row}" text-anchor="{anchor}">{label}</text>'
-
-
-PASSES_DASHES = ("1.5 3.5", "", "10 4", "6 3", "12 4 2 4", "3 3", "12 3 2 3 2 3")  # by number of feedback passes, none first
-EXACT_DASH = "7 2 2 2"
-RUN_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # matplotlib's names
-MOST_RUNS = len(RUN_MARKERS)  # in one picture
 
 
 def run_key(number: int) -> str:

@@ -17,6 +17,8 @@ from fullband.training.metrics import METRICS, read_metrics
 
 ROOM = 0.14  # of the losses' range, above them, for labels
 MEMORY = 0.01  # of the running mean that smooths a curve: this share of the run's compute
+COMPUTE = "token-equivalent compute, millions"
+RATES = {"matrix_lr": ("matrices", ""), "adam_lr": ("the rest", "6 4")}  # their names in words, their dashes
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,6 @@ def steps_by_label(steps: Mapping[str, Steps]) -> dict[str, tuple[str, Steps]]:
 def curves_html(curves: Mapping[str, Sequence[Curve]], milestones: Mapping[str, Any], steps: Mapping[str, Steps]) -> str:
     """Losses, gradient norms and learning rates for a page."""
     return loss_chart(curves, milestones).html() + steps_html(steps_by_label(steps))
-
-
-COMPUTE = "token-equivalent compute, millions"
-RATES = {"matrix_lr": ("matrices", ""), "adam_lr": ("the rest", "6 4")}  # their names in words, their dashes
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,14 @@ HEADLINES = {
 }
 HEADS = ("pass", "loss", "loss past", "change", "past", "p99 past", "absolute past", "front", "gap in loss", "gap in state", "KL")
 LISTED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1000)  # passes of the table
+MANY = 48  # passes from which the axis of passes is logarithmic
+LOG_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+STYLES = {"whole sequences": "rows", "past the wavefront": "fused-8", "99th percentile there": "fused-1", "at the wavefront": "front"}
+ROLLOUT_LINES = (  # (what is measured, its label, its style in a greedy rollout, in a sampled one)
+    ("state", "top states", "fused-8", "fused-1"),
+    ("input", "inputs of the stack", "standard", "fused-0"),
+)
+RESPONSES = (("along_positions", "along positions", "exact"), ("over_passes", "over passes", "fused-8"))
 
 
 def page(diagnosis: Mapping[str, Any]) -> str:
@@ -120,11 +128,6 @@ def response(diagnosis: Mapping[str, Any]) -> str:
     return f"{response_chart(found).html()}<figcaption>σ = {found['sigma']:g} of the state's norm. {text}</figcaption>"
 
 
-MANY = 48  # passes from which the axis of passes is logarithmic
-LOG_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-STYLES = {"whole sequences": "rows", "past the wavefront": "fused-8", "99th percentile there": "fused-1", "at the wavefront": "front"}
-
-
 def loss_chart(trace: Mapping[str, Any]) -> Chart:
     """Loss by pass, nats: of whole sequences, past the wavefront, and of exact evaluation there."""
     records = trace["records"]
@@ -204,13 +207,6 @@ def _horizon(trace: Mapping[str, Any]) -> list[Mark]:
     """Beyond it the front is among the positions that were past it."""
     shown = trace["records"][-1]["k"] > trace["horizon"]
     return [Mark(f"k = {trace['horizon']}: half the sequence", x=trace["horizon"])] if shown else []
-
-
-ROLLOUT_LINES = (  # (what is measured, its label, its style in a greedy rollout, in a sampled one)
-    ("state", "top states", "fused-8", "fused-1"),
-    ("input", "inputs of the stack", "standard", "fused-0"),
-)
-RESPONSES = (("along_positions", "along positions", "exact"), ("over_passes", "over passes", "fused-8"))
 
 
 def is_greedy(rollout: Mapping[str, Any]) -> bool:

@@ -18,6 +18,9 @@ TEMPLATE = Path(__file__).with_name("evaluation_page.html")
 KEYS = {"standard": "standard", "soft": "fused-2", "fused": "fused-16"}
 
 CODE = ("humaneval", "mbpp")  # benchmarks whose answers are programs
+COLOURS = {mode: LIGHT[key] for mode, key in KEYS.items()} | {"baseline": LIGHT["exact"]}
+LABELS = MODES | {"baseline": "baseline"}
+MARKERS = {"standard": ("o", 12), "soft": ("s", 7), "fused": ("D", 4), "baseline": ("x", 9)}  # points in one place are all seen
 
 
 def page(results: Mapping[str, Any], folder: Path, pictures: Mapping[str, str]) -> str:
@@ -66,11 +69,6 @@ def _traces(results: Mapping[str, Any]) -> list[str]:
                 )
             parts.append("</div>")
     return parts
-
-
-COLOURS = {"standard": LIGHT["standard"], "soft": LIGHT["fused-2"], "fused": LIGHT["fused-16"], "baseline": LIGHT["exact"]}
-LABELS = {"standard": "Standard", "soft": "Soft", "fused": "Fused", "baseline": "baseline"}
-MARKERS = {"standard": ("o", 12), "soft": ("s", 7), "fused": ("D", 4), "baseline": ("x", 9)}  # points in one place are all seen
 
 
 def plot_evaluation(results: Mapping[str, Any], folder: Path) -> dict[str, str]:

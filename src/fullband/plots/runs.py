@@ -23,6 +23,8 @@ _SPENT = dict.fromkeys(("tokens", "token_equivalent_compute", "executed_position
 _MILESTONES = {"switch_on_shock": float | None, "crossover_step": int | None}
 _STEP = shape("Step", step=int, passes=Annotated[int, Field(ge=1)], **_SPENT, **_MILESTONES)  # what is used, beside the losses
 _EVALUATED = shape("Evaluated", step=int, validation=Annotated[dict[str, float], Field(min_length=1)])
+RECIPE, CHECKPOINTS, TRAINING = "recipe.yaml", "checkpoints", "training.json"
+ORDER = ("shuffle",)  # of a fingerprint: changes in which order documents come, not which
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,6 @@ def is_both_ways(evaluation: Evaluation) -> bool:
 
 def _fed(evaluation: Evaluation) -> list[float]:
     return [loss for passes, loss in evaluation.losses.items() if passes != "0"]
-
-
-RECIPE, CHECKPOINTS, TRAINING = "recipe.yaml", "checkpoints", "training.json"
-ORDER = ("shuffle",)  # of a fingerprint: changes in which order documents come, not which
 
 
 def data_of_run(folder: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ from fullband.plots.runs import RunRecord, compare, held_out_crossover, is_both_
 from fullband.plots.style import passes_label
 
 TEMPLATE = Path(__file__).with_name("runs_page.html")
+MOST_LABELS = 6  # of marks in one picture; with more, the table alone says which is which
 
 
 def page(runs: Sequence[RunRecord]) -> str:
@@ -79,9 +80,6 @@ def _evaluation(name: str, evaluation: dict[str, Any]) -> list[str]:
 
 def _rows(rows: Any) -> str:
     return "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-
-
-MOST_LABELS = 6  # of marks in one picture; with more, the table alone says which is which
 
 
 def runs_charts(runs: Sequence[RunRecord]) -> str:

@@ -30,6 +30,9 @@ _BETWEEN_BOXES = re.compile(
 _FINAL = re.compile(r"final answer is:?\s{0,20}(?:\*\*)?\s{0,20}", re.IGNORECASE)
 _FINAL_END = re.compile(r"I hope it is correct|\n|(?<=[^A-Z])\. +(?=[A-Z])", re.IGNORECASE)
 _DISPLAY = {"$$": "$$", "\\[": "\\]"}
+Verdict = Literal["right", "wrong", "undecided"]
+_WORKER = Path(__file__).parent / "math_worker.py"
+LONGEST = 2_000  # characters of an answer that is compared; references have 60
 
 
 def math_answer(text: str) -> str | None:
@@ -85,12 +88,6 @@ def closing_brace(text: str, begin: int) -> int | None:
         if depth == 0:
             return brace.start()
     return None
-
-
-Verdict = Literal["right", "wrong", "undecided"]
-
-_WORKER = Path(__file__).parent / "math_worker.py"
-LONGEST = 2_000  # characters of an answer that is compared; references have 60
 
 
 def same_text(reference: str, answer: str) -> bool:

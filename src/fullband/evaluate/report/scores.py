@@ -24,6 +24,8 @@ from fullband.evaluate.statistics import (
     wilson,
 )
 
+TRACES = 3  # pairs of answers that a report shows
+
 
 def summarize_task(
     documents: Sequence[Mapping[str, Any]], metric: str, baseline: Sequence[Mapping[str, Any]] | None = None
@@ -110,9 +112,6 @@ def mean_of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _mean(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return asdict(mean_over_tasks([Estimate(part["value"], part["error"], part["count"]) for part in parts]))
-
-
-TRACES = 3  # pairs of answers that a report shows
 
 
 def summarize(settings: Sequence[RolloutSetting], numbers: Sequence[int], k: int, rollouts: Journal, grades: Journal) -> dict[str, Any]:
