@@ -15,6 +15,7 @@ from fullband.decode.compare import MODES, ModeComparison
 from fullband.decode.texts import TextCompletion
 
 if TYPE_CHECKING:
+    from fullband.decode.modes import ModeName
     from fullband.feedback_config import FeedbackPasses
 
 NARROW = 90  # columns below which the answers stand one under the other
@@ -122,25 +123,27 @@ def print_prompts(console: Console, described: dict[str, Any]) -> None:
 
 
 def print_modes(console: Console, described: dict[str, Any]) -> None:
-    several = len(described["prompts"]) > 1
-    headings = ["mode", "feedback passes", f"{'median ' if several else ''}tokens", "complete" if several else "ended"]
-    headings += ["same text", "differs at", "first token", "each token", "total"]
-    made = table(headings)
-    for mode, row in described["modes"].items():
-        answers = [prompt["answers"][mode] for prompt in described["prompts"]]
-        own = mode == "standard"
-        made.add_row(
-            mode,
-            passes_text(row["feedback_passes"]),
-            f"{row['tokens_median']:g}",
-            f"{row['ended_by_themselves']:.0%}" if several else ENDED[answers[0]["finish_reason"]],
-            "" if own else f"{row['identical_texts']:.0%}" if several else "yes" if row["identical_texts"] else "no",
-            "" if own else part(row["first_difference_median"]),
-            seconds(row["first_token_seconds"]),
-            "-" if row["seconds_per_step"] is None else seconds(row["seconds_per_step"]),
-            seconds(row["seconds"]),
-        )
+    headings, rows = mode_table(described, several=len(described["prompts"]) > 1)
+    made = table(["mode", *headings])
+    for mode, cells in rows:
+        made.add_row(mode, *cells)
     print_table(console, "Length and time by mode", made, compute_note(described))
+
+
+def mode_table(described: dict[str, Any], several: bool) -> tuple[list[str], list[tuple[ModeName, list[str]]]]:
+    """(headings, the cells of each mode): how long its answers are, where they differ from Standard's, what they took; medians and shares
+    where there are several."""
+    headings = ["feedback passes", f"{'median ' * several}tokens", "complete" if several else "ended"]
+    headings += ["same text", "differs at", "first token", "each token", "total"]
+    rows = []
+    for mode, row in described["modes"].items():
+        ended = f"{row['ended_by_themselves']:.0%}" if several else ENDED[described["prompts"][0]["answers"][mode]["finish_reason"]]
+        same = f"{row['identical_texts']:.0%}" if several else "yes" if row["identical_texts"] else "no"
+        differing = ["", ""] if mode == "standard" else [same, part(row["first_difference_median"])]
+        each = "-" if row["seconds_per_step"] is None else seconds(row["seconds_per_step"])
+        took = [seconds(row["first_token_seconds"]), each, seconds(row["seconds"])]
+        rows.append((mode, [passes_text(row["feedback_passes"]), f"{row['tokens_median']:g}", ended, *differing, *took]))
+    return headings, rows
 
 
 def compute_note(described: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fullband.cli.comparison import ENDED, UNSEEN, compute_note, part, passes_text, seconds, split_at
+from fullband.cli.comparison import ENDED, UNSEEN, compute_note, mode_table, split_at
 from fullband.decode.compare import MODES, ModeComparison
 from fullband.decode.modes import ModeName
 from fullband.plots.page import fill
@@ -62,22 +62,10 @@ def lengths(described: dict[str, Any]) -> str:
 
 
 def modes_table(described: dict[str, Any]) -> str:
-    headings = ("", "feedback passes", "median tokens", "complete", "same text", "differs at", "first token", "each token", "total")
-    rows = []
-    for mode, row in described["modes"].items():
-        own = mode == "standard"
-        cells = (
-            passes_text(row["feedback_passes"]),
-            f"{row['tokens_median']:g}",
-            f"{row['ended_by_themselves']:.0%}",
-            "" if own else f"{row['identical_texts']:.0%}",
-            "" if own else part(row["first_difference_median"]),
-            seconds(row["first_token_seconds"]),
-            "-" if row["seconds_per_step"] is None else seconds(row["seconds_per_step"]),
-            seconds(row["seconds"]),
-        )
-        rows.append(f"<tr><th>{TITLES[mode]}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    return f"<thead><tr>{''.join(f'<th>{heading}</th>' for heading in headings)}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    headings, rows = mode_table(described, several=True)
+    head = "".join(f"<th>{heading}</th>" for heading in ("", *headings))
+    body = "".join(f"<tr><th>{TITLES[mode]}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for mode, cells in rows)
+    return f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
 
 
 def index_table(described: dict[str, Any]) -> str:

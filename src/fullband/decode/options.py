@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self, TypedDict, get_args
 
 from fullband.decode.modes import Mode, resolve_mode
-from fullband.decode.sampling import LogitProcessor, SamplingOptions
+from fullband.decode.sampling import LogitProcessor, SamplingOptions, check
 from fullband.decode.speculate import Speculation
 from fullband.feedback_config import FeedbackPasses
 from fullband.trunk.protocol import Trunk
@@ -97,24 +97,22 @@ class GenerateOptions(SamplingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         resolve_mode(self.mode, self.feedback_passes)
-        if "" in self.stop_strings:
-            raise ValueError("a stop string must have at least one character")
-        if self.max_new_tokens is not None and not 1 <= self.max_new_tokens <= MOST_TOKENS:
-            raise ValueError(f"max_new_tokens must be 1 to {MOST_TOKENS}, got {self.max_new_tokens}")
-        if self.max_length is not None and self.max_length < 2:
-            raise ValueError(f"max_length counts the prompt and at least one new token; it is not {self.max_length}")
-        if not 1 <= self.n <= MOST_SAMPLES:
-            raise ValueError(f"n, the samples of each prompt, must be 1 to {MOST_SAMPLES}, got {self.n}")
-        if self.keys is not None and min(self.keys, default=0) < 0:
-            raise ValueError(f"keys are integers ≥ 0, not {min(self.keys)}")
-        if self.overflow not in get_args(Overflow):
-            raise ValueError(f"unknown overflow '{self.overflow}' (known: {', '.join(get_args(Overflow))})")
-        if self.overflow == "slide" and self.max_new_tokens is None and self.max_length is None:
-            raise ValueError("a text that slides has no end of its own: give max_new_tokens or max_length")
-        for other, name in ((self.overflow == "slide", "overflow='slide'"), (self.speculation is not None, "speculation")):
-            if self.in_fixed_buffers and other:
-                how = "compile" if self.compile else "static"
-                raise ValueError(f"{how} decodes in fixed buffers, which {name} cannot use: leave out one of the two")
+        most, length, known = self.max_new_tokens, self.max_length, get_args(Overflow)
+        slides, fixed = self.overflow == "slide", self.in_fixed_buffers
+        endless = slides and most is None and length is None
+        least_key = min(() if self.keys is None else self.keys, default=0)
+        how = f"{'compile' if self.compile else 'static'} decodes in fixed buffers"
+        check(
+            ("" not in self.stop_strings, "a stop string must have at least one character"),
+            (most is None or 1 <= most <= MOST_TOKENS, f"max_new_tokens must be 1 to {MOST_TOKENS}, got {most}"),
+            (length is None or length >= 2, f"max_length counts the prompt and at least one new token; it is not {length}"),
+            (1 <= self.n <= MOST_SAMPLES, f"n, the samples of each prompt, must be 1 to {MOST_SAMPLES}, got {self.n}"),
+            (least_key >= 0, f"keys are integers ≥ 0, not {least_key}"),
+            (self.overflow in known, f"unknown overflow '{self.overflow}' (known: {', '.join(known)})"),
+            (not endless, "a text that slides has no end of its own: give max_new_tokens or max_length"),
+            (not (fixed and slides), f"{how}, which overflow='slide' cannot use: leave out one of the two"),
+            (not (fixed and self.speculation), f"{how}, which speculation cannot use: leave out one of the two"),
+        )
 
     @property
     def resolved_mode(self) -> Mode:

@@ -65,6 +65,13 @@ class History:
 LogitProcessor = Callable[[Tensor, TextSoFar], Tensor]  # logits [N, V] of the rows still in the batch -> logits [N, V]
 
 
+def check(*requirements: tuple[bool, str]) -> None:
+    """Raises ValueError for the first that does not hold, with what it says."""
+    for holds, message in requirements:
+        if not holds:
+            raise ValueError(message)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """How a token is drawn.
@@ -91,20 +98,18 @@ class SamplingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.temperature) or self.temperature < 0:
-            raise ValueError(f"temperature is a number ≥ 0, not {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k keeps at least 1 token, not {self.top_k} (None = all)")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is a probability above 0 and up to 1, not {self.top_p}")
-        if not 0 <= self.min_p < 1:
-            raise ValueError(f"min_p is at least 0 and below 1, not {self.min_p}")
-        if not math.isfinite(self.repetition_penalty) or self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty is a number above 0, not {self.repetition_penalty}")
-        if self.min_new_tokens < 0:
-            raise ValueError(f"min_new_tokens is at least 0, not {self.min_new_tokens}")
-        if self.seed < 0:
-            raise ValueError(f"a seed is an integer ≥ 0, not {self.seed}")
+        check(
+            (math.isfinite(self.temperature) and self.temperature >= 0, f"temperature is a number ≥ 0, not {self.temperature}"),
+            (self.top_k is None or self.top_k >= 1, f"top_k keeps at least 1 token, not {self.top_k} (None = all)"),
+            (0 < self.top_p <= 1, f"top_p is a probability above 0 and up to 1, not {self.top_p}"),
+            (0 <= self.min_p < 1, f"min_p is at least 0 and below 1, not {self.min_p}"),
+            (
+                math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+                f"repetition_penalty is a number above 0, not {self.repetition_penalty}",
+            ),
+            (self.min_new_tokens >= 0, f"min_new_tokens is at least 0, not {self.min_new_tokens}"),
+            (self.seed >= 0, f"a seed is an integer ≥ 0, not {self.seed}"),
+        )
 
 
 class Sampler:
