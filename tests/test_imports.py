@@ -51,13 +51,29 @@ BELOW["evaluate"] = CONFIG | {
 }
 BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "spans", "run_folder"}
 BELOW["hf"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files"}
+BELOW["serve"] = CONFIG | {"decode", "data", "feedback", "strict"}
 BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}
 BELOW["probe"] = CONFIG | {"decode", "data", "feedback", "trunk"}
 BELOW["costs"] = CONFIG | {"spans"}
 BELOW["plots"] = CONFIG | {"training", "evaluate", "files", "strict"}  # reads run folders; never a model
 BELOW["experiments"] = BELOW["training"] | {"training", "diagnose", "probe", "costs", "plots", "shipped"}
-HEAVY = ["transformers", "vllm", "lm_eval", "matplotlib", "datasets", "pandas", "pyarrow", "tiktoken", "wandb", "tensorboard", "sklearn"]
+HEAVY = [
+    "transformers",
+    "starlette",
+    "uvicorn",
+    "prometheus_client",
+    "vllm",
+    "lm_eval",
+    "matplotlib",
+    "datasets",
+    "pandas",
+    "pyarrow",
+    "tiktoken",
+    "wandb",
+    "tensorboard",
+    "sklearn",
+]
 ALONE = SOURCE / "evaluate" / "sandbox" / "inside"  # mounted without the package around it, so it imports its own files relatively
 
 

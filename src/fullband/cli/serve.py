@@ -1,0 +1,76 @@
+"""`fullband serve`: a model behind OpenAI's API, and a page to try it."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from fullband.cli.models import Device, Dtype, ModelFolder, open_model
+
+EXAMPLES = """Examples:
+
+\b
+  fullband serve runs/tiny-text                                  then open http://127.0.0.1:8000
+  fullband serve smollm2-fullband --mode fused --port 9000
+  FULLBAND_API_KEY=secret fullband serve smollm2-fullband --host 0.0.0.0
+
+\b
+  curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def main(", "max_tokens": 40, "mode": "soft"}'
+
+\b
+The API is OpenAI's: /v1/completions, /v1/chat/completions, /v1/models; beside it /health and /metrics. Requests may name a mode (standard,
+soft, fused) and feedback_passes; the openai client sends them in extra_body. Needs pip install 'fullband[serve]'.
+"""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    model: ModelFolder,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 = any free one.")] = 8000,
+    mode: Annotated[str, typer.Option(help="Mode of requests that name none: standard, soft or fused.")] = "soft",
+    key: Annotated[
+        str | None, typer.Option(envvar="FULLBAND_API_KEY", help="Key that requests must bear; better given as FULLBAND_API_KEY.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, max=4096, help="Maximum number of sequences decoded together.")] = 16,
+    waiting: Annotated[int, typer.Option(min=0, help="Maximum number of waiting requests; more get status 429.")] = 256,
+    timeout: Annotated[float, typer.Option(min=1, help="Maximum number of seconds for an answer.")] = 600.0,
+    playground: Annotated[bool, typer.Option("--playground/--no-playground", help="Show a page at / to try the model.")] = True,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+) -> None:
+    """Serve a model over HTTP.
+
+    Requests join and leave a running batch; each can choose its mode. Ctrl-C and SIGTERM finish what was begun.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+        import uvicorn
+
+        from fullband.serve.app import Server, Settings
+    except ImportError as missing:
+        raise ValueError(f"serving needs the package {missing.name}: pip install 'fullband[serve]'") from None
+    from fullband.cli.console import messages
+    from fullband.data.chat_template import load_chat_template
+    from fullband.decode import resolve_mode
+    from fullband.serve.engine import LocalEngine
+    from fullband.serve.scheduler import Scheduler
+
+    resolve_mode(mode)
+    network, tokenizer, folder = open_model(model, device, dtype)
+    template = load_chat_template(folder)
+    scheduler = Scheduler(LocalEngine(network), tokenizer, rows, waiting, network.trunk.device)
+    settings = Settings(name=folder.resolve().name, mode=mode, key=key or None, seconds=timeout, playground=playground)
+    app = Server(scheduler, tokenizer, template if template.is_own else None, settings).app()
+    config = uvicorn.Config(app, host, port, log_level="warning", timeout_keep_alive=30, timeout_graceful_shutdown=30, server_header=False)
+    sockets = [config.bind_socket()]
+    address = f"http://{host}:{sockets[0].getsockname()[1]}"
+    messages().print(f"{folder}: serving at {address}, mode {mode}" + ("; open it in a browser" if playground else ""), soft_wrap=True)
+    if host not in LOOPBACK and not key:
+        messages().print("anyone who reaches this address can use the model: give a key with FULLBAND_API_KEY", soft_wrap=True)
+    try:
+        uvicorn.Server(config).run(sockets=sockets)
+    finally:
+        scheduler.close(timeout=30 if os.environ.get("FULLBAND_CI") is None else 5)

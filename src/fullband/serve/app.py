@@ -1,0 +1,298 @@
+"""The ASGI application: OpenAI's API over a `Scheduler`, with a key, limits and metrics. Errors are OpenAI's, in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from fullband.data.chat_template import ChatTemplate, Message
+from fullband.data.tokenizer import Tokenizer
+from fullband.serve.metrics import Metrics
+from fullband.serve.replies import Reply, chat_reply, completion_reply
+from fullband.serve.scheduler import Event, FullError, Request, Scheduler
+from fullband.serve.schemas import ChatRequest, CompletionRequest
+from fullband.strict import parse
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the server allows.
+
+    name         of the model, in /v1/models
+    mode         of requests that name none
+    key          that requests must bear; None = none
+    body_bytes   of a request's body, at most
+    seconds      that an answer may take
+    idle_seconds in which a request's body has to arrive
+    """
+
+    name: str
+    mode: str = "soft"
+    key: str | None = None
+    body_bytes: int = 8 * 2**20
+    seconds: float = 600.0
+    idle_seconds: float = 30.0
+    playground: bool = True
+
+
+class APIError(Exception):
+    """An answer that is an error."""
+
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error", headers: dict[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.kind, self.headers = status, kind, headers
+
+    def response(self) -> Response:
+        error = {"message": str(self), "type": self.kind, "param": None, "code": None}
+        return JSONResponse({"error": error}, self.status, self.headers)
+
+
+@dataclass
+class _Stream:
+    """The events of one prompt, brought from the scheduler's thread to the loop."""
+
+    scheduler: Scheduler
+    request: Request
+    queue: asyncio.Queue[Event]
+    left: set[int] = field(default_factory=set)
+
+    @classmethod
+    def open(cls, scheduler: Scheduler, **request: Any) -> _Stream:
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def emit(event: Event) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, event)
+
+        made = Request(emit=emit, **request)
+        scheduler.submit(made)
+        return cls(scheduler, made, queue, set(range(made.options.n)))
+
+    async def events(self, until: float) -> AsyncIterator[Event]:
+        """Events until all rows have ended. Whatever ends this early cancels the request. Raises APIError."""
+        try:
+            while self.left:
+                try:
+                    event = await asyncio.wait_for(self.queue.get(), max(0.0, until - time.monotonic()))
+                except TimeoutError:
+                    raise APIError(504, "the answer took longer than this server allows", "timeout_error") from None
+                if event.error is not None:
+                    self.left.clear()
+                    raise APIError(400 if "in the model" not in event.error else 500, event.error)
+                if event.finish_reason is not None:
+                    self.left.discard(event.row)
+                yield event
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """What has not ended is cancelled."""
+        if self.left:
+            self.left.clear()
+            self.scheduler.cancel(self.request)
+
+
+class Server:
+    """The routes. `template` None = the model has none, and chat is refused."""
+
+    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, template: ChatTemplate | None, settings: Settings):
+        self.scheduler, self.tokenizer, self.template, self.settings = scheduler, tokenizer, template, settings
+        self.metrics, self.started = Metrics(scheduler), int(time.time())
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/health", self._open(self.health), methods=["GET"]),
+            Route("/metrics", self._open(self.show_metrics), methods=["GET"]),
+            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
+            Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
+            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+        ]
+        if self.settings.playground:
+            routes.append(Route("/", self._open(self.page), methods=["GET"]))
+        return Starlette(routes=routes)
+
+    def _open(self, answer: Callable[[HTTPRequest], Awaitable[Response]]) -> Callable[[HTTPRequest], Awaitable[Response]]:
+        async def route(request: HTTPRequest) -> Response:
+            begun = time.monotonic()
+            try:
+                response = await answer(request)
+            except APIError as error:
+                response = error.response()
+            except FullError as error:
+                response = APIError(429, str(error), "rate_limit_error", {"Retry-After": "1"}).response()
+            except ValueError as error:
+                response = APIError(400, str(error)).response()
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            self.metrics.answered(request.url.path, response.status_code, time.monotonic() - begun)
+            return response
+
+        return route
+
+    def _guarded(self, answer: Callable[[HTTPRequest], Awaitable[Response]]) -> Callable[[HTTPRequest], Awaitable[Response]]:
+        async def checked(request: HTTPRequest) -> Response:
+            key = self.settings.key
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+                raise APIError(401, "a key is needed: send it as Authorization: Bearer KEY", "authentication_error")
+            return await answer(request)
+
+        return self._open(checked)
+
+    async def health(self, request: HTTPRequest) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def show_metrics(self, request: HTTPRequest) -> Response:
+        return PlainTextResponse(self.metrics.text(), media_type=self.metrics.media_type)
+
+    async def page(self, request: HTTPRequest) -> Response:
+        return HTMLResponse((files("fullband.serve") / "playground.html").read_text(encoding="utf-8"))
+
+    async def models(self, request: HTTPRequest) -> Response:
+        about = {
+            "id": self.settings.name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "fullband",
+            "max_model_len": self.scheduler.engine.context,
+            "chat": self.template is not None,
+            "mode": self.settings.mode,
+        }
+        return JSONResponse({"object": "list", "data": [about]})
+
+    async def completions(self, http: HTTPRequest) -> Response:
+        asked = parse(CompletionRequest, await self._body(http), "request")
+        self._check_model(asked.model)
+        if asked.max_tokens == 0 and not asked.echo:
+            raise ValueError("max_tokens: must be at least 1 unless echo is set, got 0")
+        options = asked.options(self.settings.mode, max(1, asked.max_tokens), self.scheduler.engine.context)
+        ids = [self.tokenizer.begin(prompt) if isinstance(prompt, str) else prompt for prompt in asked.prompts()]
+        reply = completion_reply(self.settings.name, self.tokenizer, asked, ids)
+        wants = {"logprobs": asked.logprobs, "prompt_logprobs": asked.echo and asked.logprobs is not None}
+        return await self._answer(http, reply, ids, options, asked, wants)
+
+    async def chat(self, http: HTTPRequest) -> Response:
+        asked = parse(ChatRequest, await self._body(http), "request")
+        self._check_model(asked.model)
+        if self.template is None:
+            raise ValueError("this model has no chat template: use /v1/completions")
+        messages = [Message(role=message.role, content=message.text()) for message in asked.messages]
+        ids = [self.tokenizer.begin(self.template.render(messages))]
+        most = asked.max_completion_tokens or asked.max_tokens
+        options = asked.options(self.settings.mode, most, self.scheduler.engine.context)
+        reply = chat_reply(self.settings.name, self.tokenizer, asked, ids)
+        return await self._answer(http, reply, ids, options, asked, {"logprobs": asked.top_logprobs if asked.logprobs else None})
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self.settings.name):
+            raise APIError(404, f"the model '{name}' does not exist; this server has '{self.settings.name}'", "not_found_error")
+
+    async def _body(self, http: HTTPRequest) -> Any:
+        """The JSON of a request. Raises APIError for one that is too large, too slow, or no JSON object."""
+        limit, content = self.settings.body_bytes, bytearray()
+        too_large = APIError(413, f"the request's body must be at most {limit} bytes")
+        if int(http.headers.get("content-length") or 0) > limit:
+            raise too_large
+        try:
+            async with asyncio.timeout(self.settings.idle_seconds):
+                async for part in http.stream():
+                    content += part
+                    if len(content) > limit:
+                        raise too_large
+        except TimeoutError:
+            raise APIError(408, "the request's body did not arrive in time") from None
+        try:
+            body = json.loads(content)
+        except (ValueError, RecursionError):
+            raise APIError(400, "the request's body is not valid JSON") from None
+        if not isinstance(body, dict):
+            raise APIError(400, "the request's body must be a JSON object")
+        return body
+
+    async def _answer(
+        self, http: HTTPRequest, reply: Reply, ids: Sequence[list[int]], options: Any, asked: Any, wants: dict[str, Any]
+    ) -> Response:
+        """Submit every prompt, then stream the answer, or gather it."""
+        until = time.monotonic() + self.settings.seconds
+        penalties = {"presence": asked.presence_penalty, "frequency": asked.frequency_penalty}
+        opened: list[_Stream] = []
+        try:
+            for tokens in ids:
+                opened.append(_Stream.open(self.scheduler, prompt=tokens, options=options, **wants, **penalties))
+        except ValueError:
+            for stream in opened:
+                stream.close()
+            raise
+        if asked.stream:
+            return StreamingResponse(self._stream(reply, opened, until), media_type="text/event-stream")
+        gathering = asyncio.create_task(self._gather(reply, opened, until))
+        watching = asyncio.create_task(_gone(http))
+        done, _ = await asyncio.wait({gathering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        if gathering not in done:
+            gathering.cancel()
+            raise ClientDisconnect
+        return JSONResponse(gathering.result())
+
+    async def _gather(self, reply: Reply, opened: list[_Stream], until: float) -> dict[str, Any]:
+        try:
+            for number, stream in enumerate(opened):
+                async for event in stream.events(until):
+                    reply.take(number, event)
+        finally:
+            for stream in opened:
+                stream.close()
+        return reply.whole()
+
+    async def _stream(self, reply: Reply, opened: list[_Stream], until: float) -> AsyncIterator[str]:
+        """Server-sent events; an error in the middle is the last of them."""
+        merged: asyncio.Queue[tuple[int, Event] | BaseException | None] = asyncio.Queue()
+
+        async def pump(number: int, stream: _Stream) -> None:
+            try:
+                async for event in stream.events(until):
+                    await merged.put((number, event))
+                await merged.put(None)
+            except APIError as error:
+                await merged.put(error)
+
+        pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(opened)]
+        left = len(pumps)
+        try:
+            while left:
+                found = await merged.get()
+                if found is None:
+                    left -= 1
+                elif isinstance(found, APIError):
+                    yield f"data: {json.dumps({'error': {'message': str(found), 'type': found.kind}})}\n\n"
+                    return
+                elif isinstance(found, tuple):
+                    for chunk in reply.chunks(*found):
+                        yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+            for chunk in reply.last_chunks():
+                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+            yield "data: [DONE]\n\n"
+        finally:
+            for task in pumps:
+                task.cancel()
+            for stream in opened:  # also those whose pump had not begun
+                stream.close()
+
+
+async def _gone(http: HTTPRequest) -> None:
+    """Returns when the client has gone away."""
+    while True:
+        message = await http.receive()
+        if message["type"] == "http.disconnect":
+            return

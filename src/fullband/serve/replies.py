@@ -1,0 +1,163 @@
+"""Events of a scheduler as OpenAI's answers, whole or in chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fullband.data.tokenizer import Tokenizer
+from fullband.serve.scheduler import Event, TokenInfo
+from fullband.serve.schemas import ChatRequest, CompletionRequest
+
+
+@dataclass
+class _Choice:
+    """One sample under way."""
+
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[TokenInfo] = field(default_factory=list)
+    reason: str | None = None
+
+
+class Kind(Protocol):
+    """What differs between completions and chat."""
+
+    prefix: str
+    whole: str
+    chunk: str
+
+    def choice(self, index: int, text: str, infos: list[TokenInfo], reason: str | None, streamed: bool, first: bool) -> dict[str, Any]: ...
+
+
+class Reply:
+    """The answer to one request: `n` samples of each prompt, numbered through."""
+
+    def __init__(self, model: str, kind: Kind, prompts: Sequence[list[int]], n: int, usage_in_stream: bool):
+        self.kind, self.prompts, self.n, self._usage_in_stream = kind, prompts, n, usage_in_stream
+        self._choices = [_Choice() for _ in range(len(prompts) * n)]
+        self._begun: set[int] = set()
+        self._head = {"id": f"{kind.prefix}-{uuid.uuid4().hex[:24]}", "created": int(time.time()), "model": model}
+
+    def take(self, prompt: int, event: Event) -> None:
+        """Note an event of prompt number `prompt`."""
+        for index in self._concerned(prompt, event):
+            choice = self._choices[index]
+            choice.pieces.append(event.text)
+            choice.tokens += self._infos(event)
+            choice.reason = event.finish_reason or choice.reason
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            self.kind.choice(index, "".join(choice.pieces), choice.tokens, choice.reason, False, True)
+            for index, choice in enumerate(self._choices)
+        ]
+        return self._head | {"object": self.kind.whole, "choices": choices, "usage": self._usage()}
+
+    def chunks(self, prompt: int, event: Event) -> Iterator[dict[str, Any]]:
+        """What an event adds, as chunks of a stream."""
+        self.take(prompt, event)
+        for index in self._concerned(prompt, event):
+            infos, first = self._infos(event), index not in self._begun
+            if event.text or infos or first or event.finish_reason:
+                self._begun.add(index)
+                choice = self.kind.choice(index, event.text, infos, event.finish_reason, True, first)
+                yield self._head | {"object": self.kind.chunk, "choices": [choice]} | ({"usage": None} if self._usage_in_stream else {})
+
+    def last_chunks(self) -> Iterator[dict[str, Any]]:
+        if self._usage_in_stream:
+            yield self._head | {"object": self.kind.chunk, "choices": [], "usage": self._usage()}
+
+    def _concerned(self, prompt: int, event: Event) -> range:
+        first = prompt * self.n
+        return range(first, first + self.n) if event.prompt is not None else range(first + event.row, first + event.row + 1)
+
+    def _infos(self, event: Event) -> list[TokenInfo]:
+        return event.prompt if event.prompt is not None else [event.token] if event.token is not None else []
+
+    def _usage(self) -> dict[str, int]:
+        read = sum(map(len, self.prompts))
+        made = sum(len(choice.tokens) for choice in self._choices)
+        if getattr(self.kind, "only_prompt", False):
+            made = 0
+        elif getattr(self.kind, "echoes_tokens", False):
+            made -= read * self.n
+        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+
+
+@dataclass
+class _Completions:
+    """Of /v1/completions. With `echo` the prompt stands first, with its log-probabilities if they are asked for."""
+
+    tokenizer: Tokenizer
+    asked: CompletionRequest
+    prompts: Sequence[list[int]]
+    prefix: str = "cmpl"
+    whole: str = "text_completion"
+    chunk: str = "text_completion"
+
+    @property
+    def only_prompt(self) -> bool:
+        return self.asked.max_tokens == 0
+
+    @property
+    def echoes_tokens(self) -> bool:
+        return self.asked.echo and self.asked.logprobs is not None
+
+    def choice(self, index: int, text: str, infos: list[TokenInfo], reason: str | None, streamed: bool, first: bool) -> dict[str, Any]:
+        prompt = self.prompts[index // self.asked.n]
+        if self.only_prompt and self.echoes_tokens:
+            infos = infos[: len(prompt)] if not streamed or first else []
+        if self.asked.echo:
+            text = (self.tokenizer.decode(prompt) if first else "") + ("" if self.only_prompt else text)
+        return {"index": index, "text": text, "logprobs": self._logprobs(infos), "finish_reason": reason}
+
+    def _logprobs(self, infos: list[TokenInfo]) -> dict[str, Any] | None:
+        if self.asked.logprobs is None:
+            return None
+        words = [self.tokenizer.decode([info.token]) for info in infos]
+        offsets = [sum(map(len, words[:place])) for place in range(len(words))]
+        top = [None if info.logprob is None else self._top(info) for info in infos]
+        return {"tokens": words, "token_logprobs": [info.logprob for info in infos], "top_logprobs": top, "text_offset": offsets}
+
+    def _top(self, info: TokenInfo) -> dict[str, float | None]:
+        """The most likely tokens, and the one that stands there."""
+        return {self.tokenizer.decode([token]): value for token, value in [*info.top, (info.token, info.logprob)]}
+
+
+@dataclass
+class _Chat:
+    """Of /v1/chat/completions."""
+
+    tokenizer: Tokenizer
+    asked: ChatRequest
+    prefix: str = "chatcmpl"
+    whole: str = "chat.completion"
+    chunk: str = "chat.completion.chunk"
+
+    def choice(self, index: int, text: str, infos: list[TokenInfo], reason: str | None, streamed: bool, first: bool) -> dict[str, Any]:
+        message: dict[str, Any] = {"content": text}
+        if first:
+            message = {"role": "assistant", **message}
+        logprobs = {"content": [self._token(info) for info in infos]} if self.asked.logprobs else None
+        return {"index": index, "delta" if streamed else "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def _token(self, info: TokenInfo) -> dict[str, Any]:
+        top = [self._named(token, value) for token, value in info.top]
+        return self._named(info.token, info.logprob) | {"top_logprobs": top}
+
+    def _named(self, token: int, logprob: float | None) -> dict[str, Any]:
+        word = self.tokenizer.decode([token])
+        return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+
+
+def completion_reply(model: str, tokenizer: Tokenizer, asked: CompletionRequest, prompts: Sequence[list[int]]) -> Reply:
+    usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    return Reply(model, _Completions(tokenizer, asked, prompts), prompts, asked.n, usage)
+
+
+def chat_reply(model: str, tokenizer: Tokenizer, asked: ChatRequest, prompts: Sequence[list[int]]) -> Reply:
+    usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    return Reply(model, _Chat(tokenizer, asked), prompts, asked.n, usage)

@@ -1,0 +1,339 @@
+"""The running batch: requests wait, are prefilled, join, make a token a step together, and leave. One thread does all of it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullband.data.tokenizer import Tokenizer
+from fullband.decode.modes import Mode, resolve_mode
+from fullband.decode.options import GenerateOptions
+from fullband.decode.sampling import Sampler, penalize_repetition, precise
+from fullband.decode.texts import RowText
+from fullband.serve.engine import Engine, Prompt
+
+
+@dataclass(frozen=True)
+class TokenInfo:
+    """A token with its log-probability before temperature and filters, and the most likely ones beside it."""
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to one row of a request: text that became whole, the token that was made, and why the row ended, if it did.
+
+    row       number of the sample
+    token     none for a stop id, which is not among the tokens
+    prompt    of the first event of a request that asked for them: the prompt's own tokens with their log-probabilities
+    error     why the request ended without an answer
+    """
+
+    row: int
+    text: str = ""
+    token: TokenInfo | None = None
+    finish_reason: str | None = None
+    prompt: list[TokenInfo] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A prompt to be continued. `emit` gets its events, from the scheduler's thread.
+
+    logprobs            most likely tokens to report beside each new one; None = no log-probabilities
+    prompt_logprobs     whether those of the prompt's tokens are wanted too
+    presence, frequency penalties of OpenAI's API, on the tokens that a row has made
+    """
+
+    prompt: list[int]
+    options: GenerateOptions
+    emit: Callable[[Event], None]
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    presence: float = 0.0
+    frequency: float = 0.0
+
+
+class _Row:
+    """One sample of a request."""
+
+    def __init__(self, request: Request, number: int, limit: int, tokenizer: Tokenizer, stops: list[int], vocab_size: int, device: Any):
+        options = request.options
+        self.request, self.number, self.left, self.made = request, number, limit, 0
+        self.text = RowText(tokenizer, request.prompt, options.stop_strings, options.min_new_tokens)
+        self.stops = stops
+        self.sampler = Sampler(options, [(0, number)], limit, device)
+        self.seen_V: Tensor | None = None
+        if options.repetition_penalty != 1:
+            self.seen_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            self.seen_V[torch.tensor(request.prompt, device=device)] = True
+        self.counts_V: Tensor | None = None
+        if request.presence or request.frequency:
+            self.counts_V = torch.zeros(vocab_size, device=device)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the most likely token is all that is asked for."""
+        options = self.request.options
+        asks = options.temperature or self.request.logprobs is not None or self.counts_V is not None or self.seen_V is not None
+        return not asks and self.made >= options.min_new_tokens
+
+    def choose(self, logits_1V: Tensor) -> TokenInfo:
+        """Raises ValueError where nothing can be chosen."""
+        options, logprobs = self.request.options, self.request.logprobs
+        adjusted = logits_1V
+        if self.seen_V is not None:
+            adjusted = penalize_repetition(precise(adjusted), self.seen_V[None], options.repetition_penalty)
+        if self.counts_V is not None:
+            adjusted = adjusted - self.request.frequency * self.counts_V - self.request.presence * (self.counts_V > 0)
+        if self.made < options.min_new_tokens and self.stops:
+            adjusted = adjusted.index_fill(1, torch.tensor(self.stops, device=adjusted.device), -torch.inf)
+        token = int(self.sampler(adjusted, torch.zeros(1, dtype=torch.long), self.made))
+        if token < 0:
+            raise ValueError("the model's logits leave no token to choose")
+        return TokenInfo(token, None) if logprobs is None else describe(precise(logits_1V)[0], token, logprobs)
+
+    def take(self, info: TokenInfo) -> Event:
+        """The event of a new token; whether the row has ended is in it."""
+        token = info.token
+        self.made, self.left = self.made + 1, self.left - 1
+        for counted in (self.seen_V, self.counts_V):
+            if counted is not None:
+                counted[token] = True if counted.dtype == torch.bool else counted[token] + 1
+        if token in self.stops:
+            return Event(self.number, self.text.finish(), finish_reason="stop")
+        piece = self.text.push(token)
+        if self.text.stopped:
+            return Event(self.number, piece, info, "stop")
+        if not self.left:
+            piece += self.text.finish()
+            return Event(self.number, piece, info, "stop" if self.text.stopped else "length")
+        return Event(self.number, piece, info)
+
+
+def describe(logits_V: Tensor, token: int, most: int) -> TokenInfo:
+    """Log-probabilities of the token and of the `most` most likely ones."""
+    log_V = logits_V.log_softmax(-1)
+    values, ids = log_V.topk(min(most, len(log_V))) if most else (log_V[:0], log_V[:0].long())
+    return TokenInfo(token, float(log_V[token]), list(zip(ids.tolist(), values.tolist(), strict=True)))
+
+
+@dataclass
+class _Group:
+    """Rows that all feed back, or all do not, with one state."""
+
+    mode: Mode
+    rows: list[_Row] = field(default_factory=list)
+    state: Any = None
+
+
+@dataclass
+class Counters:
+    """What `/metrics` tells."""
+
+    requests: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    steps: int = 0
+
+
+class FullError(ValueError):
+    """More requests wait than may."""
+
+
+class Scheduler:
+    """Runs requests on an engine in a thread of its own."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, most_rows: int = 16, most_waiting: int = 256, device: Any = "cpu"):
+        """`most_rows`: sequences in the running batch; `most_waiting`: requests that may wait for a place."""
+        self.engine, self.tokenizer, self.device = engine, tokenizer, device
+        self.most_rows, self.most_waiting = most_rows, most_waiting
+        self.counters = Counters()
+        self._stops = [token for token in tokenizer.stops if token < engine.vocab_size]
+        self._waiting: deque[Request] = deque()
+        self._cancelled: set[Request] = set()
+        self._groups = {True: _Group(resolve_mode("soft")), False: _Group(resolve_mode("standard"))}
+        self._entering: tuple[Request, Iterator[Prompt | None]] | None = None
+        self._wake, self._closed = threading.Condition(), False
+        self._thread = threading.Thread(target=self._run, name="fullband-scheduler", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return sum(len(group.rows) for group in self._groups.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
+
+    def check(self, request: Request) -> None:
+        """Raises ValueError for a request that can't be served, before it waits."""
+        if not request.prompt:
+            raise ValueError("the prompt must have at least one token")
+        for place, token in enumerate(request.prompt):
+            if not 0 <= token < self.engine.vocab_size:
+                raise ValueError(f"prompt: token id {token} at position {place} is outside 0 to {self.engine.vocab_size - 1}")
+        request.options.limits([len(request.prompt)], self._limits_of)
+        if request.options.n > self.most_rows:
+            raise ValueError(f"n must be at most {self.most_rows}, got {request.options.n}")
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises FullError where too many wait, ValueError as `check`."""
+        self.check(request)
+        with self._wake:
+            if self._closed:
+                raise FullError("the server is shutting down")
+            if len(self._waiting) >= self.most_waiting:
+                raise FullError(f"{len(self._waiting)} requests are waiting already")
+            self._waiting.append(request)
+            self.counters.requests += 1
+            self._wake.notify()
+
+    def cancel(self, request: Request) -> None:
+        """The request's rows leave before the next step; it hears no more."""
+        with self._wake:
+            self._cancelled.add(request)
+            self._wake.notify()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Refuse new requests, finish those that were taken, stop. After `timeout` seconds what is left is dropped."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    @property
+    def _limits_of(self) -> Any:
+        return _Limits(self.engine.context)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._waiting or self._entering or self.running or self._closed):
+                    self._cancelled.clear()
+                    self._wake.wait()
+                if self._closed and not (self._waiting or self._entering or self.running):
+                    return
+                gone, self._cancelled = self._cancelled, set()
+            self._drop(gone)
+            self._admit()
+            for group in self._groups.values():
+                if group.rows:
+                    self._step(group)
+
+    def _drop(self, gone: set[Request]) -> None:
+        """Take cancelled requests out of everywhere."""
+        if not gone:
+            return
+        with self._wake:
+            before = len(self._waiting)
+            self._waiting = deque(request for request in self._waiting if request not in gone)
+            self.counters.cancelled += before - len(self._waiting)
+        if self._entering and self._entering[0] in gone:
+            self._entering = None
+            self.counters.cancelled += 1
+        for group in self._groups.values():
+            kept = [place for place, row in enumerate(group.rows) if row.request not in gone]
+            if len(kept) < len(group.rows):
+                self.counters.cancelled += 1
+                self._keep(group, kept)
+
+    def _admit(self) -> None:
+        """One part more of the prompt that is being prefilled, or the first of the next one that fits."""
+        if self._entering is None:
+            with self._wake:
+                if not self._waiting or self.running + self._waiting[0].options.n > self.most_rows:
+                    return
+                request = self._waiting.popleft()
+            try:
+                mode = request.options.resolved_mode
+                self._entering = request, self.engine.prefill(request.prompt, mode, request.prompt_logprobs)
+            except ValueError as error:
+                request.emit(Event(0, error=str(error)))
+                return
+        request, parts = self._entering
+        try:
+            done = next(parts)
+            if done is not None:
+                self._entering = None
+                self._enter(request, done)
+        except Exception as error:
+            self._entering = None
+            request.emit(Event(0, error=_words(error)))
+
+    def _enter(self, request: Request, prompt: Prompt) -> None:
+        options, engine = request.options, self.engine
+        self.counters.prompt_tokens += len(request.prompt)
+        if prompt.states_TD is not None:
+            request.emit(Event(0, prompt=self._prompt_logprobs(request, prompt.states_TD)))
+        (limit,) = options.limits([len(request.prompt)], self._limits_of)
+        stops = self._stops if options.stop_ids is None else list(options.stop_ids)
+        rows = [_Row(request, number, limit, self.tokenizer, stops, engine.vocab_size, self.device) for number in range(options.n)]
+        group = self._groups[options.resolved_mode.feeds_back]
+        state = engine.repeat(prompt.state, options.n)
+        group.state = state if group.state is None else engine.join([group.state, state])
+        group.rows += rows
+
+    def _prompt_logprobs(self, request: Request, states_TD: Tensor) -> list[TokenInfo]:
+        """The first token has none: nothing comes before it."""
+        found = [TokenInfo(request.prompt[0], None)]
+        for start in range(0, len(request.prompt) - 1, 256):
+            logits = precise(self.engine.head(states_TD[start : min(start + 256, len(request.prompt) - 1)]))
+            for row, token in zip(logits, request.prompt[start + 1 :], strict=False):
+                found.append(describe(row, token, request.logprobs or 0))
+        return found
+
+    def _step(self, group: _Group) -> None:
+        """A token for every row; those that have ended leave, the others run theirs."""
+        logits_NV = self.engine.head(self.engine.top(group.state))
+        best = logits_NV.max(dim=-1)
+        greedy = best.indices.tolist()
+        tokens: list[int] = []
+        kept: list[int] = []
+        for place, row in enumerate(group.rows):
+            try:
+                plain = row.is_plain and bool(best.values[place].isfinite())
+                info = TokenInfo(greedy[place], None) if plain else row.choose(logits_NV[place : place + 1])
+                event = row.take(info)
+            except Exception as error:
+                row.request.emit(Event(row.number, error=_words(error)))
+                continue
+            self.counters.new_tokens += 1
+            row.request.emit(event)
+            if event.finish_reason is None:
+                kept.append(place)
+                tokens.append(info.token)
+        self.counters.steps += 1
+        self._keep(group, kept)
+        if group.rows:
+            group.state = self.engine.step(group.state, torch.tensor(tokens), group.mode)
+
+    def _keep(self, group: _Group, kept: list[int]) -> None:
+        if len(kept) < len(group.rows):
+            group.state = self.engine.release(group.state, kept)
+            group.rows = [group.rows[place] for place in kept]
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What `GenerateOptions.limits` asks of a trunk."""
+
+    context: int
+    context_note: str = ""
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__} in the model; the server's log has more"

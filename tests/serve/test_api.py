@@ -1,0 +1,236 @@
+"""The API over a real socket, with OpenAI's own client, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from fullband.data.chat_template import ChatTemplate
+from fullband.data.tokenizers import ByteTokenizer
+from fullband.decode import generate_texts
+from fullband.model import FullBandModel
+from fullband.serve.scheduler import Scheduler
+
+TEMPLATE = ChatTemplate(
+    "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def alone(model: FullBandModel, prompt: str, mode: str = "soft", passes: Any = None, **options: Any) -> str:
+    return generate_texts(model, ByteTokenizer(), [prompt], mode, passes, **options)[0].text
+
+
+def client(address: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
+
+
+def post(address: str, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+    return httpx.post(address + path, json=body, timeout=30)
+
+
+@pytest.mark.parametrize(("mode", "passes"), [("standard", None), ("soft", None), ("fused", 1), ("fused", "exact"), (None, 2)])
+def test_completions_of_openais_client(served_model: FullBandModel, serving: Callable[..., str], mode: str | None, passes: Any) -> None:
+    api = client(serving())
+    ours = {name: value for name, value in {"mode": mode, "feedback_passes": passes}.items() if value is not None}
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "once upon", "max_tokens": 20, "temperature": 0, "extra_body": ours}
+    expected = alone(served_model, "once upon", mode or "fused", passes, max_new_tokens=20)
+    whole = api.completions.create(**asked)
+    assert whole.choices[0].text == expected and whole.choices[0].finish_reason in ("length", "stop")
+    assert whole.usage and (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (9, 20)
+    chunks = list(api.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == expected and len(chunks) > 5
+    assert chunks[-1].usage and chunks[-1].usage.total_tokens == 29
+
+
+def test_several_prompts_samples_and_ids(served_model: FullBandModel, serving: Callable[..., str]) -> None:
+    api = client(serving())
+    asked = {"model": "tiny", "max_tokens": 8, "temperature": 0.9, "seed": 4, "n": 2}
+    found = api.completions.create(prompt=["ab", "cd"], **asked)  # type: ignore[call-overload]
+    expected = [
+        one.text
+        for p in ("ab", "cd")
+        for one in generate_texts(served_model, ByteTokenizer(), [p], max_new_tokens=8, temperature=0.9, seed=4, n=2)
+    ]
+    assert [choice.text for choice in found.choices] == expected and [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    ids = api.completions.create(prompt=[[97, 98], [99, 100]], **asked)  # type: ignore[call-overload]
+    assert [choice.text for choice in ids.choices] == expected
+    stop = alone(served_model, "ab", max_new_tokens=20)[3]
+    stopped = api.completions.create(model="tiny", prompt="ab", max_tokens=20, temperature=0, stop=[stop]).choices[0]
+    assert stopped.finish_reason == "stop" and stopped.text == alone(served_model, "ab", max_new_tokens=20, stop=stop)
+
+
+def test_echo_with_log_probabilities_scores_a_text(served_model: FullBandModel, serving: Callable[..., str]) -> None:
+    """What lm-eval's local-completions asks for."""
+    api = client(serving())
+    found = api.completions.create(
+        model="tiny", prompt="hello", max_tokens=0, echo=True, logprobs=1, temperature=0, extra_body={"mode": "standard"}
+    )
+    choice = found.choices[0]
+    assert choice.text == "hello" and choice.logprobs and choice.logprobs.tokens == list("hello")
+    assert choice.logprobs.token_logprobs and choice.logprobs.token_logprobs[0] is None
+    import torch
+
+    with torch.no_grad():
+        plain = served_model(torch.tensor([list(b"hello")]), 0).logits[0].log_softmax(-1)
+    expected = [float(plain[place, token]) for place, token in enumerate(b"ello")]
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-9)
+    assert found.usage and found.usage.completion_tokens == 0
+
+
+def test_chat_of_openais_client(served_model: FullBandModel, serving: Callable[..., str]) -> None:
+    api = client(serving(template=TEMPLATE))
+    messages: Any = [{"role": "user", "content": "hi"}]
+    expected = alone(served_model, "user:hi\na:", max_new_tokens=12)
+    whole = api.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0, logprobs=True, top_logprobs=2)
+    assert whole.choices[0].message.content == expected
+    content = whole.choices[0].logprobs
+    assert content and content.content and len(content.content) == 12 and len(content.content[0].top_logprobs) == 2
+    stream = api.chat.completions.create(model="tiny", messages=messages, max_completion_tokens=12, temperature=0, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
+
+
+def test_a_model_without_template_refuses_chat(serving: Callable[..., str]) -> None:
+    answer = post(serving(), "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
+    assert answer.status_code == 400 and "no chat template" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 10**30}, 400, "max_tokens"),
+        ({"prompt": "a", "temperature": "hot"}, 400, "temperature"),
+        ({"prompt": "a", "n": 0}, 400, "n"),
+        ({"prompt": "a", "mode": "fusedd"}, 400, "mode"),
+        ({"prompt": "a", "mode": "soft", "feedback_passes": 2}, 400, "feedback_passes"),
+        ({"prompt": "a", "feedback_passes": -3}, 400, "feedback_passes"),
+        ({"prompt": "a", "logit_bias": {"1": 2}}, 400, "logit_bias is not supported"),
+        ({"prompt": "a", "temprature": 1}, 400, "temprature"),
+        ({"prompt": "a" * 500}, 400, "context of 96"),
+        ({"prompt": [5, 400]}, 400, "outside 0 to 256"),
+        ({"prompt": []}, 400, "prompt"),
+        ({"prompt": ""}, 400, "at least one token"),
+        ({}, 400, "prompt"),
+        ({"prompt": "a", "stop": [""]}, 400, "stop"),
+        ({"prompt": "a", "model": "gpt-9"}, 404, "does not exist"),
+    ],
+)
+def test_bad_requests_get_one_line(serving: Callable[..., str], body: dict[str, Any], status: int, why: str) -> None:
+    address = serving()
+    answer = post(address, **body)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == status and why in message and "\n" not in message and "Traceback" not in message
+    assert post(address, prompt="a", max_tokens=2).status_code == 200, "the server goes on"
+
+
+def test_what_is_no_request(serving: Callable[..., str]) -> None:
+    address = serving(body_bytes=10_000, idle_seconds=0.5)
+    for content, status in ((b"{", 400), (b"[1]", 400), (b"[" * 5000, 400), (b"x" * 20_000, 413)):
+        answer = httpx.post(f"{address}/v1/completions", content=content, timeout=30)
+        assert answer.status_code == status and "message" in answer.json()["error"]
+
+    def chunks() -> Any:
+        for _ in range(100):
+            yield b"x" * 1000
+
+    assert httpx.post(f"{address}/v1/completions", content=chunks(), timeout=30).status_code == 413
+    host, _, port = address.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as slow:
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        slow.settimeout(10)
+        assert b"408" in slow.recv(4096).splitlines()[0]
+    assert httpx.get(f"{address}/nowhere", timeout=30).status_code == 404
+    assert httpx.get(f"{address}/v1/completions", timeout=30).status_code == 405
+
+
+def test_a_key(serving: Callable[..., str]) -> None:
+    address = serving(key="secret")
+    assert post(address, prompt="a", max_tokens=2).status_code == 401
+    with pytest.raises(openai.AuthenticationError):
+        client(address, "secre").completions.create(model="tiny", prompt="a")
+    assert client(address, "secret").completions.create(model="tiny", prompt="a", max_tokens=2).choices
+    assert httpx.get(f"{address}/health", timeout=30).json() == {"status": "ok"}
+
+
+def test_too_many_wait(scheduler: Scheduler, serving: Callable[..., str]) -> None:
+    scheduler.most_waiting = 0
+    answer = post(serving(), prompt="a")
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+
+
+def test_an_answer_may_not_take_for_ever(serving: Callable[..., str], scheduler: Scheduler) -> None:
+    answer = post(serving(seconds=0.0), prompt="a", max_tokens=80)
+    assert answer.status_code == 504
+    until = time.monotonic() + 10
+    while scheduler.running:
+        assert time.monotonic() < until, "the request is cancelled"
+        time.sleep(0.01)
+
+
+def test_metrics_and_page(serving: Callable[..., str]) -> None:
+    address = serving()
+    post(address, prompt="abc", max_tokens=5)
+    text = httpx.get(f"{address}/metrics", timeout=30).text
+    assert 'fullband_http_requests_total{path="/v1/completions",status="200"} 1.0' in text and "fullband_new_tokens_total 5.0" in text
+    page = httpx.get(address, timeout=30)
+    assert page.status_code == 200 and "text/html" in page.headers["content-type"]
+    assert "http://" not in page.text and "https://" not in page.text, "nothing comes from elsewhere"
+    assert httpx.get(serving(playground=False), timeout=30).status_code == 404
+
+
+def test_two_hundred_requests_at_once(served_model: FullBandModel, scheduler: Scheduler, serving: Callable[..., str]) -> None:
+    """Lengths, modes, streams, malformed bodies, clients that leave: each answer is that of the request alone, or a proper refusal."""
+    scheduler.most_waiting = 300
+    address, draw = serving(), random.Random(1)
+
+    async def one(web: httpx.AsyncClient, number: int) -> str:
+        prompt = "".join(draw.choice("abcdef ") for _ in range(draw.randrange(1, 30)))
+        mode, most = draw.choice(["standard", "soft", "fused"]), draw.randrange(1, 16)
+        kind = draw.choice(["whole", "whole", "stream", "bad", "leave"])
+        body = {"prompt": prompt, "mode": mode, "max_tokens": most, "temperature": 0}
+        if kind == "bad":
+            answer = await web.post(f"{address}/v1/completions", content=json.dumps(body)[:-3])
+            assert answer.status_code == 400
+            return kind
+        if kind == "leave":
+            try:
+                await web.post(f"{address}/v1/completions", json=body | {"max_tokens": 60}, timeout=0.05)
+            except httpx.TimeoutException:
+                return kind
+            return "whole"
+        if kind == "stream":
+            text = ""
+            async with web.stream("POST", f"{address}/v1/completions", json=body | {"stream": True}) as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        text += json.loads(line[6:])["choices"][0]["text"]
+        else:
+            text = (await web.post(f"{address}/v1/completions", json=body)).json()["choices"][0]["text"]
+        expected[number] = (text, (prompt, mode, most))
+        return kind
+
+    expected: dict[int, tuple[str, tuple[str, str, int]]] = {}
+
+    async def all_of_them() -> list[str]:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(timeout=120, limits=limits) as web:
+            return list(await asyncio.gather(*(one(web, number) for number in range(200))))
+
+    kinds = asyncio.run(all_of_them())
+    assert {"whole", "stream", "bad", "leave"} <= set(kinds) and len(expected) > 80
+    for text, (prompt, mode, most) in expected.values():
+        assert text == alone(served_model, prompt, mode, max_new_tokens=most)
+    until = time.monotonic() + 20
+    while scheduler.running or scheduler.waiting:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert all(group.state is None for group in scheduler._groups.values())
