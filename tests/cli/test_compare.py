@@ -13,7 +13,7 @@ from fullband.cli.comparison import marked, split_at
 from fullband.cli.comparison_page import page
 from fullband.cli.completions import settings_json
 from fullband.decode import GenerateOptions, TextCompletion, resolve_mode
-from fullband.decode.compare import MODES, ModeAnswers, ModeComparison
+from fullband.decode.compare_modes import MODES, ModeAnswers, ModeComparison
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 

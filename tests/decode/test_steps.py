@@ -283,7 +283,7 @@ def test_dropped_rows_leave_and_the_others_go_on(model: FullBandModel) -> None:
 def test_closing_a_stream_frees_what_it_holds(model: FullBandModel) -> None:
     steps = stream(model, random_prompts([5, 9]), max_new_tokens=8)
     next(steps)
-    rows = weakref.ref(steps._rows)
+    rows = weakref.ref(steps._batch)
     steps.close()
     gc.collect()
     assert rows() is None and list(steps) == []

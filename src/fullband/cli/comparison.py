@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fullband.cli.tables import print_table, table
-from fullband.decode.compare import MODES, ModeComparison
+from fullband.decode.compare_modes import MODES, ModeComparison
 from fullband.decode.texts import TextCompletion
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fullband.cli.comparison import ENDED, UNSEEN, compute_note, mode_table, split_at
-from fullband.decode.compare import MODES, ModeComparison
+from fullband.decode.compare_modes import MODES, ModeComparison
 from fullband.decode.modes import ModeName
 from fullband.plots.page import fill
 

@@ -10,7 +10,7 @@ from fullband.decode.options import GenerateOptions
 from fullband.decode.speculate import SpeculationReport
 
 if TYPE_CHECKING:
-    from fullband.cli.prompts import Prompt
+    from fullband.cli.prompt_files import Prompt
     from fullband.data.tokenizer import Tokenizer
     from fullband.feedback.converged import ConvergedReport
     from fullband.loading import LoadedModel

@@ -115,25 +115,24 @@ def generate(
     """
     from fullband.feedback_config import parse_feedback_passes
 
-    if (prompt is None) == (prompts is None):
-        raise ValueError("give a PROMPT or --prompts FILE" + (", not both" if prompt is not None else ""))
-    if prompts is None and (output or resume):
-        raise ValueError(f"{'--output' if output else '--resume'} needs --prompts FILE")
-    if resume and output is None:
-        raise ValueError("--resume needs --output, the file with the completions so far")
-    if html and not compare:
-        raise ValueError("--html needs --compare")
     alone = {"--mode": mode, "--n": n != 1, "--speculate": speculate, "--compile": compile, "--output": output, "--resume": resume}
-    for name, given in alone.items():
-        if compare and given:
-            raise ValueError(f"--compare continues each prompt once in every mode; leave out {name}")
-    if prompts is not None and as_json and output is None and not compare:
-        raise ValueError("--prompts prints JSON already, a line for each completion; --json, a summary, needs --output")
+    once = "--compare continues each prompt once in every mode; leave out"
+    printed = prompts is not None and output is None and not compare
+    for refused, why in (
+        ((prompt is None) == (prompts is None), "give a PROMPT or --prompts FILE" + (", not both" if prompt is not None else "")),
+        (prompts is None and (output or resume), f"{'--output' if output else '--resume'} needs --prompts FILE"),
+        (resume and output is None, "--resume needs --output, the file with the completions so far"),
+        (html and not compare, "--html needs --compare"),
+        *((compare and given, f"{once} {name}") for name, given in alone.items()),
+        (printed and as_json, "--prompts prints JSON already, a line for each completion; --json, a summary, needs --output"),
+    ):
+        if refused:
+            raise ValueError(why)
 
     from fullband.cli.batch import check_output, check_writable
     from fullband.cli.completions import CHUNK, DEFAULT_NEW_TOKENS, Request, limited, settings_json
     from fullband.cli.console import messages
-    from fullband.cli.prompts import Prompt, read_prompts, tokenize_prompts
+    from fullband.cli.prompt_files import Prompt, read_prompts, tokenize_prompts
     from fullband.decode.options import GenerateOptions
 
     passes = None if feedback_passes is None else parse_feedback_passes(feedback_passes, "--feedback-passes")
@@ -286,7 +285,7 @@ def run_comparison(request: Request, batch_size: int, html: Path | None, as_json
     from fullband.cli.comparison_page import page
     from fullband.cli.console import messages, output, print_json
     from fullband.cli.progress import counted_progress
-    from fullband.decode.compare import compare_modes
+    from fullband.decode.compare_modes import compare_modes
     from fullband.files import write_bytes
 
     texts = [prompt.text for prompt in request.prompts]

@@ -77,7 +77,7 @@ def stream(
 def stream_prompts(model: FeedbackModel, prompts: TokenLists | Tensor, options: GenerateOptions, mask: Tensor | None = None) -> TokenStream:
     """`stream` with its options as one object."""
     aligned = align_prompts(model.trunk, prompts, mask, options.cut_to(model.trunk.context))
-    rows = _Rows.of(model, options, aligned.lengths_B.tolist())  # before anything is computed
+    rows = _RowLimits.of(model, options, aligned.lengths_B.tolist())  # before anything is computed
     state, converged = prefill_reported(model, aligned, options.resolved_mode.feedback_passes, options.chunk)
     return TokenStream(model, state, options, rows, _tokens_of(aligned), converged)
 
@@ -102,7 +102,7 @@ def stream_from(
     """
     options = _without_texts(GenerateOptions(mode=mode, feedback_passes=feedback_passes, **settings))
     lengths: list[int] = state.positions_B.tolist()
-    rows = _Rows.of(model, options, lengths)
+    rows = _RowLimits.of(model, options, lengths)
     if prompts is None:
         for needed, name in ((options.repetition_penalty != 1, "repetition_penalty"), (options.overflow == "slide", "overflow='slide'")):
             if needed:
@@ -133,7 +133,7 @@ def _without_texts(options: GenerateOptions) -> GenerateOptions:
     return options
 
 
-class _Rows(NamedTuple):
+class _RowLimits(NamedTuple):
     """Of every row its key, and the most tokens it makes; the stop ids."""
 
     keys: list[tuple[int, int]]
@@ -141,7 +141,7 @@ class _Rows(NamedTuple):
     stops: list[int]
 
     @classmethod
-    def of(cls, model: FeedbackModel, options: GenerateOptions, lengths: list[int]) -> _Rows:
+    def of(cls, model: FeedbackModel, options: GenerateOptions, lengths: list[int]) -> _RowLimits:
         """Raises ValueError for what doesn't go together."""
         limits = [limit for limit in options.limits(lengths, model.trunk) for _ in range(options.n)]
         return cls(options.row_keys(len(lengths)), limits, options.stops(model.trunk.vocab_size))
@@ -155,7 +155,7 @@ class TokenStream(Iterator[NewTokens]):
         model: FeedbackModel,
         state: DecodeState,
         options: GenerateOptions,
-        rows: _Rows,
+        rows: _RowLimits,
         tokens_BT: Tensor,
         converged: ConvergedReport | None = None,
     ):
@@ -166,11 +166,11 @@ class TokenStream(Iterator[NewTokens]):
         texts_NT = tokens_BT.repeat_interleave(options.n, dim=0)
         repeated = state if options.n == 1 else state.repeat(options.n)
         self.speculation_report = SpeculationReport()
-        self._rows: RunningBatch | StaticBatch
+        self._batch: RunningBatch | StaticBatch
         if options.in_fixed_buffers:
-            self._rows = StaticBatch(model, mode, repeated, rows.limits, options.compile)
+            self._batch = StaticBatch(model, mode, repeated, rows.limits, options.compile)
         else:
-            self._rows = RunningBatch(model, mode, repeated, options.chunk, options.speculation, texts_NT, self.speculation_report)
+            self._batch = RunningBatch(model, mode, repeated, options.chunk, options.speculation, texts_NT, self.speculation_report)
         self._sampler = Sampler(options, rows.keys, max(rows.limits), device, rows.stops)
         self._limits_N = torch.tensor(rows.limits, device=device)
         self._rows_N = torch.arange(len(rows.keys), device=device)
@@ -209,9 +209,9 @@ class TokenStream(Iterator[NewTokens]):
             self.drop(self._numbers)
             return NewTokens({}, dict.fromkeys(self._numbers, "cancelled"))
         if self._pending_N is not None:
-            self._rows.feed(self._pending_N, self._history)
+            self._batch.feed(self._pending_N, self._history)
             self._pending_N = None
-        tokens_N = self._sampler(self._model.trunk.head(self._rows.top_ND), self._rows_N, self._made, self._history)
+        tokens_N = self._sampler(self._model.trunk.head(self._batch.top_ND), self._rows_N, self._made, self._history)
         self._made += 1
         ended_N = torch.isin(tokens_N, self._sampler.stops_S) * 2
         ended_N = torch.maximum(ended_N, (self._limits_N <= self._made).long())
@@ -238,10 +238,10 @@ class TokenStream(Iterator[NewTokens]):
         self._leaving.clear()
         self._numbers = [self._numbers[place] for place in kept]
         if not kept:
-            del self._rows, self._history, self._pending_N  # nothing is kept alive by an iterator that has ended
+            del self._batch, self._history, self._pending_N  # nothing is kept alive by an iterator that has ended
             return
         kept_N = torch.tensor(kept, device=self._rows_N.device)
-        self._rows.select(kept_N)
+        self._batch.select(kept_N)
         self._rows_N, self._limits_N = self._rows_N[kept_N], self._limits_N[kept_N]
         self._pending_N = None if self._pending_N is None else self._pending_N[kept_N]
         if self._history is not None:
