@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_references_are_themselves_and_no_other(grader):
         larger = answer.replace(r"\frac", r"\dfrac")
         gold, guess = shapes(answer, rf"$\,{larger}\,$.")
         assert grader.grade(answer, answer) == "right"
-        assert grader.workers[0].compare(gold.as_json(), guess.as_json(), SECONDS) == "right", answer
+        assert grader.workers[0].compare(asdict(gold), asdict(guess), SECONDS) == "right", answer
     kinds = {answer: shapes(answer, answer)[0].kind for answer in answers}
     pairs = [(a, b) for a in answers for b in answers if a != b and kinds[a] == kinds[b] and not (a + b).isdigit()]
     for reference, answer in random.Random(0).sample(pairs, 500):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
     kind, rows = found["measure"]["kind"], found["rows"]
     evaluations = list(dict.fromkeys(row["reading"] for row in rows))
     columns = list(rows[0]["columns"])
-    places = _places(rows)
+    by_cell = _places(rows)
+    places = [place for own in by_cell.values() for place in own]
     deepest = places[-1] + 1
     lines = -(-len(columns) // ACROSS)
     across = -(-len(columns) // lines)
@@ -35,8 +36,8 @@ def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
         for number, (axes, column) in enumerate(zip(axes_of, columns, strict=False)):
             for row, place in zip(rows, places, strict=True):
                 _point(axes, look(row["reading"], kind), row["columns"][column], place)
-            middles = {cell: _middle(rows, places, cell) for cell in dict.fromkeys(row["cell"] for row in rows)}
-            axes.set_yticks(list(middles.values()), [""] * len(middles) if number % across else list(middles))
+            middles = [(own[0] + own[-1]) / 2 for own in by_cell.values()]
+            axes.set_yticks(middles, [""] * len(middles) if number % across else list(by_cell))
             axes.set_ylim(deepest, -1)
             axes.tick_params(axis="y", length=0)
             axes.grid(False, axis="y")
@@ -48,17 +49,14 @@ def plot_experiment(found: Mapping[str, Any], paths: Sequence[Path]) -> None:
         drawing.legend(handles=handles, loc="outside lower center", ncols=min(5, 2 * len(columns), len(handles)), fontsize=9)
 
 
-def _places(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Heights of the lines of results, counted down: one apart, and two where a new cell begins."""
-    places = [0.0]
-    for before, row in pairwise(rows):
-        places.append(places[-1] + (1 if row["cell"] == before["cell"] else 2))
+def _places(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Heights of the lines of results, counted down, by cell: one apart, and two where a new cell begins."""
+    places: dict[str, list[float]] = {}
+    free = 0.0
+    for cell, own in groupby(rows, key=lambda row: str(row["cell"])):
+        places[cell] = [free + n for n, _ in enumerate(own)]
+        free = places[cell][-1] + 2
     return places
-
-
-def _middle(rows: Sequence[Mapping[str, Any]], places: Sequence[float], cell: str) -> float:
-    own = [place for row, place in zip(rows, places, strict=True) if row["cell"] == cell]
-    return (own[0] + own[-1]) / 2
 
 
 def look(evaluation: str, kind: str = "positions") -> tuple[str, str]:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -132,7 +133,7 @@ class MathGrader:
             return "right"
         worker = self.idle.get()
         try:
-            return worker.compare(gold.as_json(), guess.as_json(), self.seconds)
+            return worker.compare(asdict(gold), asdict(guess), self.seconds)
         finally:
             self.idle.put(worker)
 

@@ -4,8 +4,7 @@ here, because it takes a set for a tuple, drops members, letters it takes for un
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from fullband.evaluate.grading.math_notation import notation
 
@@ -50,9 +49,6 @@ class Shape:
     equation: str | None = None
     percent: bool = False
     unit: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def shapes(reference: str, answer: str) -> tuple[Shape, Shape]:
@@ -118,9 +114,6 @@ def _listed(text: str, letters: bool) -> Shape:
     members = [member for part in _split(text, ",;") for member in _signs(part)]
     if len(members) > 1:
         return Shape("list", text, tuple(_one(member, letters) for member in members))
-    united = _split(text, "\\cup")
-    if len(united) > 1:
-        return Shape("union", text, tuple(_one(part, letters) for part in united))
     return _one(text, letters)
 
 
