@@ -40,6 +40,8 @@ class GenerativeTask:
     sampled      code: several rollouts at several temperatures; mathematics: one greedy answer
     field        where a document has its question
     question     the user's turn of a chat prompt
+    reference    what judges an answer; raises ValueError for a document that has none
+    stops        strings that end an answer to a base prompt; None = lm-eval's
     """
 
     name: str
@@ -49,64 +51,64 @@ class GenerativeTask:
     sampled: bool
     field: str
     question: Callable[[Mapping[str, Any]], str]
-
-    def reference(self, document: Mapping[str, Any]) -> str | CodeProblem:
-        """Raises ValueError for a document that has none."""
-        if self.name == "gsm8k":
-            return str(document["answer"])
-        if self.name == "math500":
-            found = document.get("answer") or math_answer(str(document["solution"]))
-            if not found:
-                raise ValueError(f"math500: a solution without an answer: {str(document['solution'])[-60:]!r}")
-            return str(found)
-        return humaneval_problem(document) if self.name == "humaneval" else mbpp_problem(document)
-
-    def stops(self, until: list[str], chat: bool, template: ChatTemplate) -> tuple[str, ...]:
-        if chat:
-            return (template.stop,) if template.stop else ()
-        return {"humaneval": HUMANEVAL_STOPS, "mbpp": MBPP_STOPS}.get(self.name, tuple(until))
+    reference: Callable[[Mapping[str, Any]], str | CodeProblem]
+    stops: tuple[str, ...] | None = None
 
 
-def _mbpp_question(document: Mapping[str, Any]) -> str:
-    tests = "\n".join(document["test_list"])
-    return f"{document['text']}\n\nThe code must pass these tests:\n\n```python\n{tests}\n```\n\nAnswer with the code alone, in one block."
+def _math_reference(document: Mapping[str, Any]) -> str:
+    found = document.get("answer") or math_answer(str(document["solution"]))
+    if not found:
+        raise ValueError(f"math500: a solution without an answer: {str(document['solution'])[-60:]!r}")
+    return str(found)
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        GenerativeTask(
-            "gsm8k",
-            "GSM8K",
-            "gsm8k",
-            512,
-            False,
-            "question",
-            lambda document: f"{document['question']}\n\nReason step by step. End with a line that holds #### and the number alone.",
-        ),
-        GenerativeTask(
-            "math500",
-            "MATH-500",
-            "minerva_math500",
-            1024,
-            False,
-            "problem",
-            lambda document: f"{document['problem']}\n\nReason step by step, and put the final answer into \\boxed{{}}.",
-        ),
-        GenerativeTask(
-            "humaneval",
-            "HumanEval",
-            "humaneval",
-            512,
-            True,
-            "prompt",
-            lambda document: (
-                f"Write this Python function. Answer with the whole function, in one block.\n\n```python\n{document['prompt']}```"
-            ),
-        ),
-        GenerativeTask("mbpp", "MBPP", "mbpp", 512, True, "text", _mbpp_question),
-    )
-}
+_STEPS = "{}\n\nReason step by step. End with a line that holds #### and the number alone."
+_BOXED = "{}\n\nReason step by step, and put the final answer into \\boxed{{}}."
+_FUNCTION = "Write this Python function. Answer with the whole function, in one block.\n\n```python\n{}```"
+_TESTED = "{}\n\nThe code must pass these tests:\n\n```python\n{}\n```\n\nAnswer with the code alone, in one block."
+GSM8K = GenerativeTask(
+    name="gsm8k",
+    label="GSM8K",
+    task="gsm8k",
+    new_tokens=512,
+    sampled=False,
+    field="question",
+    question=lambda document: _STEPS.format(document["question"]),
+    reference=lambda document: str(document["answer"]),
+)
+MATH500 = GenerativeTask(
+    name="math500",
+    label="MATH-500",
+    task="minerva_math500",
+    new_tokens=1024,
+    sampled=False,
+    field="problem",
+    question=lambda document: _BOXED.format(document["problem"]),
+    reference=_math_reference,
+)
+HUMANEVAL = GenerativeTask(
+    name="humaneval",
+    label="HumanEval",
+    task="humaneval",
+    new_tokens=512,
+    sampled=True,
+    field="prompt",
+    question=lambda document: _FUNCTION.format(document["prompt"]),
+    reference=humaneval_problem,
+    stops=HUMANEVAL_STOPS,
+)
+MBPP = GenerativeTask(
+    name="mbpp",
+    label="MBPP",
+    task="mbpp",
+    new_tokens=512,
+    sampled=True,
+    field="text",
+    question=lambda document: _TESTED.format(document["text"], "\n".join(document["test_list"])),
+    reference=mbpp_problem,
+    stops=MBPP_STOPS,
+)
+TASKS = {task.name: task for task in (GSM8K, MATH500, HUMANEVAL, MBPP)}
 
 
 @dataclass(frozen=True)
@@ -137,10 +139,11 @@ def load_problems(
     problems = []
     for instances in requests_of(benchmark, limit).values():
         for instance in instances:
-            base, settings = instance.arguments
-            turn = [Message(role="user", content=task.question(instance.doc))]
-            text = base if prompts == "base" else template.render(turn)
-            stops = task.stops(settings.get("until", []), prompts == "chat", template)
+            text, settings = instance.arguments
+            stops = tuple(settings.get("until", ())) if task.stops is None else task.stops
+            if prompts == "chat":
+                text = template.render([Message(role="user", content=task.question(instance.doc))])
+                stops = (template.stop,) if template.stop else ()
             question = str(instance.doc[task.field]).strip()
             problems.append(Problem(instance.doc_id, question, text, stops, task.reference(instance.doc)))
     index, count = shard
