@@ -72,7 +72,7 @@ class _Row:
         self.request, self.number, self.left, self.made = request, number, limit, 0
         self.text = RowText(tokenizer, request.prompt, options.stop_strings, options.min_new_tokens)
         self.stops = stops
-        self.sampler = Sampler(options, [(0, number)], limit, device)
+        self.sampler = Sampler(options, [(0, number)], limit, device, stops)
         self.seen_V: Tensor | None = None
         if options.repetition_penalty != 1:
             self.seen_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
@@ -96,8 +96,6 @@ class _Row:
             adjusted = penalize_repetition(precise(adjusted), self.seen_V[None], options.repetition_penalty)
         if self.counts_V is not None:
             adjusted = adjusted - self.request.frequency * self.counts_V - self.request.presence * (self.counts_V > 0)
-        if self.made < options.min_new_tokens and self.stops:
-            adjusted = adjusted.index_fill(1, torch.tensor(self.stops, device=adjusted.device), -torch.inf)
         token = int(self.sampler(adjusted, torch.zeros(1, dtype=torch.long), self.made))
         if token < 0:
             raise ValueError("the model's logits leave no token to choose")
