@@ -28,7 +28,7 @@ SHAPES: dict[str, Any] = {
 }
 
 
-class Journal:
+class Journal(Mapping[str, Any]):
     """Records by key, in a file that only grows; without a path, in memory alone.
 
     A line that a kill cut off is not read, and dropped when the file is written to again. Raises ValueError for a file with damage
@@ -43,20 +43,14 @@ class Journal:
         if path is not None and path.is_file():
             self._read(path)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._records
-
     def __getitem__(self, key: str) -> Any:
         return self._records[key]
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def get(self, key: str) -> Any:
-        return self._records.get(key)
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        return iter(self._records.items())
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
 
     def add(self, records: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
         """Keep these records, on disk when this returns. A key that is there takes the new value. Raises OSError naming the file."""

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fullband.amounts import without_infinities
 from fullband.data.batch import IGNORE, Batch, Document, stack
 from fullband.feedback.by_passes import check_feedback_passes, states_by_passes, top_states
 from fullband.feedback.loss import CHUNK_LOGITS, token_losses
@@ -62,10 +63,9 @@ class PositionAccuracy:
     counts_T: Tensor
 
     def to_json(self) -> dict[str, Any]:
-        def known(values: Tensor) -> list[float | None]:
-            return [None if math.isnan(value) else value for value in values.tolist()]
-
-        return {"accuracy": known(self.accuracy_T), "stderr": known(self.stderr_T), "counts": self.counts_T.tolist()}
+        """As lists; null where nothing was asked."""
+        found = {"accuracy": self.accuracy_T, "stderr": self.stderr_T, "counts": self.counts_T}
+        return {name: without_infinities(values.tolist()) for name, values in found.items()}
 
 
 @torch.no_grad()

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fullband.plots.chart import Axis, Chart, Line, Mark, log_axis, near_axis, ticks_within
 from fullband.plots.numbers import drawn, finite
 from fullband.plots.picture import draw_chart, draw_mark
@@ -61,11 +63,7 @@ def compute_at(curves: Sequence[Curve], step: int | None) -> float | None:
     """Token-equivalent compute at `step`, between the steps that were logged."""
     if step is None or not curves:
         return None
-    steps, compute = [-1, *curves[0].step], [0, *curves[0].compute]
-    for (a, x), (b, y) in zip(zip(steps, compute, strict=True), zip(steps[1:], compute[1:], strict=True), strict=False):
-        if step <= b:
-            return x + (y - x) * (step - a) / (b - a)
-    return float(compute[-1])
+    return float(np.interp(step, [-1, *curves[0].step], [0, *curves[0].compute]))
 
 
 def curve_key(model: str, k: int) -> str:
