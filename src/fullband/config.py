@@ -75,7 +75,7 @@ class TrunkConfig(Strict):
     head_dim: int | None = Field(default=None, gt=0, le=2**14, description="width of a head; default: width / heads")
     rope_base: float = Field(default=10_000.0, ge=1.001, le=1e15, description="base of the rotary frequencies")
     rope: Yarn | None = Field(default=None, description="extension of rotary positions beyond the context of pre-training")
-    norm_eps: float = Field(default=1e-6, gt=0, le=1, description="epsilon of the RMS norms")
+    norm_eps: float = Field(default=1e-6, ge=1e-30, le=1, description="epsilon of the RMS norms")
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> TrunkConfig:
@@ -145,7 +145,7 @@ class OptimConfig(Strict):
     )
     adam_lr: float = Field(default=5e-4, gt=0, le=1e3, description="peak learning rate of Adam's parameters")
     adam_betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="Adam's two decay rates")
-    adam_eps: float = Field(default=1e-8, gt=0, le=1, description="epsilon of Adam")
+    adam_eps: float = Field(default=1e-8, ge=1e-30, le=1, description="epsilon of Adam")
     warmup_steps: int = Field(default=200, ge=0, le=MOST_STEPS, description="number of warm-up steps; at most a third of the run is used")
     cooldown: float = Field(default=0.25, ge=0, le=1, description="final fraction of training in which the learning rate falls to zero")
     cooldown_shape: Literal["linear", "1-sqrt"] = Field(default="linear", description="shape of that fall")

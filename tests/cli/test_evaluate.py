@@ -202,6 +202,7 @@ def no_split(folder: Path) -> list[Any]:
         (lambda folder: ["gsm8k", "--k", "11"], "n must be at least k for Pass@k, and k at least 1, got n = 10, k = 11"),
         (lambda folder: ["gsm8k", "--temperatures", "0"], "temperatures of code samples must be above 0"),
         (lambda folder: ["gsm8k", "--temperatures", "inf"], "temperatures of code samples must be above 0"),
+        (lambda folder: ["mbpp", "--temperatures", "0.3,0.3000001"], "temperatures must differ, in six digits, got 0.3, 0.3000001"),
         (lambda folder: ["gsm8k", "--fused-passes", "some"], "--fused-passes: must be 0, 1, 2, …, exact or converged, got 'some'"),
     ],
 )

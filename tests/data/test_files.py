@@ -121,6 +121,9 @@ def test_what_can_be_refused_before_reading(tmp_path: Path, monkeypatch: pytest.
         assert refusal(tmp_path / name) == f"{name}: {kind} needs the package {package}: pip install 'fullband[data]'"
 
 
+TOO_LONG = "Exceeds the limit (4300 digits) for integer string conversion: value has 5000 digits"
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -128,9 +131,12 @@ def test_what_can_be_refused_before_reading(tmp_path: Path, monkeypatch: pytest.
         ('{"body": "b", "id": 3}', "no field 'text'; the fields there are body, id (set data.source.text_field)"),
         ("{}", "no field 'text'; the fields there are none (set data.source.text_field)"),
         ('{"text": null}', "the field 'text' must be text, got NoneType (set data.source.text_field)"),
+        (f'{{"{"k" * 99}": 1}}', f"no field 'text'; the fields there are {'k' * 59}… (set data.source.text_field)"),
+        ('{"n": ' + "9" * 5000 + "}", f"not readable as JSON ({TOO_LONG}); fix or remove this line"),
         ("[1]", "a list, not a JSON object with a field 'text'"),
         (b'{"text": "\xff"}', "not valid UTF-8; convert the file, for example with iconv -t UTF-8"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_bad_line_is_named(tmp_path: Path, line: str | bytes, complaint: str, compressed: bool) -> None:

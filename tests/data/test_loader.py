@@ -142,6 +142,8 @@ def test_nothing_to_train_or_validate_on(tmp_path: Path, jsonl: Path) -> None:
     (tmp_path / "blank.txt").write_text(" \n\n")
     with pytest.raises(ValueError, match=r"blank\.txt: no training documents in it; change data\.source\.validation_fraction, or name"):
         loader_of(tmp_path / "blank.txt").next_batch()
+    with pytest.raises(ValueError, match=r"blank\.txt: holds no text$"):
+        loader_of(tmp_path / "blank.txt").validation_batches(2, 2)
 
 
 def test_the_fingerprint_names_what_decides_the_data(jsonl: Path) -> None:

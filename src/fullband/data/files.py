@@ -211,7 +211,7 @@ def _text_of_line(line: bytes, reader: RecordReader, where: str) -> str:
     except UnicodeDecodeError:
         raise
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
-        raise ValueError(f"{where}: not readable as JSON ({error}); fix or remove this line") from None
+        raise ValueError(f"{where}: not readable as JSON ({str(error).partition('; use sys.')[0]}); fix or remove this line") from None
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a {type(record).__name__}, not a JSON object with a field '{reader.fields[0]}'")
     return reader.text(record, where)

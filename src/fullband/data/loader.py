@@ -147,6 +147,8 @@ class SourceLoader(Loader):
             if len(texts) >= VALIDATION_DOCUMENTS or characters >= VALIDATION_CHARACTERS:
                 break
         if not texts:
+            if next(iter(self.source.documents("train")), None) is None:
+                raise NoDocumentsError(f"{self.source.where}: holds no text")
             raise NoDocumentsError(f"{self.source.where}: no documents are held out for validation; {self.source.holding_out_hint}")
         # One fixed order, whatever the run's seed: runs with different seeds are compared on the same text.
         order = np.random.Generator(np.random.Philox(0)).permutation(len(texts))

@@ -102,5 +102,5 @@ def _is_message(value: Any) -> bool:
 
 def listed(names: Iterable[str]) -> str:
     """A few names, in words."""
-    names = list(names)
+    names = [name if len(name) <= 60 else f"{name[:59]}…" for name in names]
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") if names else "none"

@@ -63,6 +63,8 @@ class EvaluationPlan:
             raise ValueError(f"limit must be at least 1, got {self.limit}")
         if not self.temperatures or any(not 0 < temperature < math.inf for temperature in self.temperatures):
             raise ValueError("temperatures of code samples must be above 0, since greedy samples are all the same")
+        if len({f"{temperature:g}" for temperature in self.temperatures}) < len(self.temperatures):  # answers are kept under it
+            raise ValueError(f"temperatures must differ, in six digits, got {', '.join(map(str, self.temperatures))}")
         if not self.tasks and not self.generative:
             raise ValueError("nothing to evaluate: name a task or a suite")
 
