@@ -31,7 +31,7 @@ RECIPE = {
 }
 LANDMARKS = {
     "batch": ["resolve", "next_batch", "fused_pass", "merge", "Block.forward", "weighted_loss", "backward", "Optimizer.step"],
-    "prompt": ["begin", "prefill_reported", "Block.forward", "Sampler.__call__", "fused_pass", "RowText.push", "completions"],
+    "prompt": ["begin", "prefill_reported", "Block.forward", "Sampler.__call__", "fused_pass", "RowText.take", "completions"],
 }
 
 

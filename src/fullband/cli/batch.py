@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from fullband.cli.completions import Request, add_reports, converged_json
+from fullband.cli.completions import GenerateRequest, add_reports, converged_json
 from fullband.cli.console import json_text
 from fullband.cli.progress import BatchProgress
 from fullband.decode.speculate import SpeculationReport
@@ -26,7 +26,7 @@ class FileJob:
     speculation  what self-speculation did in this run
     """
 
-    def __init__(self, request: Request, batch_size: int):
+    def __init__(self, request: GenerateRequest, batch_size: int):
         self._request, self._batch_size = request, batch_size
         self.total = len(request.prompts) * request.options.n
         self.written = self.tokens = 0

@@ -22,7 +22,7 @@ LIMITS = ("max_new_tokens", "min_new_tokens", "max_length", "overflow")
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerateRequest:
     """What `fullband generate` was asked: a model (and the folder that held it), prompts with their tokens, and options; `settings` says in
     JSON all that decides what text is made, but for model, prompt and mode."""
 

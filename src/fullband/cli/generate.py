@@ -12,7 +12,7 @@ import typer
 from fullband.cli.models import AsJson, Device, Dtype, ModelFolder, open_model
 
 if TYPE_CHECKING:
-    from fullband.cli.completions import Request
+    from fullband.cli.completions import GenerateRequest
     from fullband.decode.options import Overflow
     from fullband.decode.speculate import Speculation
     from fullband.decode.texts import NewText
@@ -130,7 +130,7 @@ def generate(
             raise ValueError(why)
 
     from fullband.cli.batch import check_output, check_writable
-    from fullband.cli.completions import CHUNK, DEFAULT_NEW_TOKENS, Request, limited, settings_json
+    from fullband.cli.completions import CHUNK, DEFAULT_NEW_TOKENS, GenerateRequest, limited, settings_json
     from fullband.cli.console import messages
     from fullband.cli.prompt_files import Prompt, read_prompts, tokenize_prompts
     from fullband.decode.options import GenerateOptions
@@ -170,7 +170,7 @@ def generate(
         network = quantized(network, quantize)
     options = limited(options, network.trunk.context)
     tokens = tokenize_prompts(chosen, tokenizer, network.trunk, options)
-    request = Request(network, tokenizer, folder, chosen, tokens, options, settings_json(options, dtype, quantize))
+    request = GenerateRequest(network, tokenizer, folder, chosen, tokens, options, settings_json(options, dtype, quantize))
     for note in notes:  # not before: a refusal is one line
         messages().print(note, soft_wrap=True)
     try:
@@ -195,7 +195,7 @@ def speculation_of(asked: bool, length: int | None, passes: int | None, toleranc
     return Speculation(**given) if asked else None
 
 
-def continue_prompt(request: Request, stream: bool, as_json: bool) -> None:
+def continue_prompt(request: GenerateRequest, stream: bool, as_json: bool) -> None:
     """One prompt to stdout: its continuation as it is made, its samples one after the other, or everything as one JSON object."""
     from fullband.cli.completions import converged_json, converged_line, speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
@@ -238,7 +238,7 @@ def continue_prompt(request: Request, stream: bool, as_json: bool) -> None:
         messages().print(speculation_line(made.speculation), soft_wrap=True)
 
 
-def continue_file(request: Request, batch_size: int, output: Path | None, as_json: bool) -> None:
+def continue_file(request: GenerateRequest, batch_size: int, output: Path | None, as_json: bool) -> None:
     """A line of JSON for each completion, to `output` or stdout."""
     import sys
 
@@ -279,7 +279,7 @@ def continue_file(request: Request, batch_size: int, output: Path | None, as_jso
         console.print(speculation_line(job.speculation), soft_wrap=True)
 
 
-def run_comparison(request: Request, batch_size: int, html: Path | None, as_json: bool, listed: bool) -> None:
+def run_comparison(request: GenerateRequest, batch_size: int, html: Path | None, as_json: bool, listed: bool) -> None:
     """The three modes side by side: in the terminal, as JSON, and as a page."""
     from fullband.cli import comparison
     from fullband.cli.comparison_page import page

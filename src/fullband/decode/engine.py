@@ -183,10 +183,6 @@ class TokenStream(Iterator[NewTokens]):
         self._pending_N: Tensor | None = None  # the tokens of the last step, which have not been run yet
         self._leaving: set[int] = set()
 
-    def __next__(self) -> NewTokens:
-        with torch.no_grad():
-            return self._next()
-
     def drop(self, rows: Iterable[int]) -> None:
         """These rows leave the batch before the next step, and are not seen again."""
         self._leaving.update(rows)
@@ -201,7 +197,8 @@ class TokenStream(Iterator[NewTokens]):
         """Rows still in the batch."""
         return len(self._numbers) - len(self._leaving.intersection(self._numbers))
 
-    def _next(self) -> NewTokens:
+    @torch.no_grad()
+    def __next__(self) -> NewTokens:
         self._let_go()
         if not self._numbers:
             raise StopIteration

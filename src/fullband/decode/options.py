@@ -15,7 +15,7 @@ from fullband.trunk.protocol import Trunk
 Overflow = Literal["refuse", "slide"]
 
 
-class Event(Protocol):
+class Cancellation(Protocol):
     """A threading.Event, or anything like it."""
 
     def is_set(self) -> bool: ...
@@ -39,7 +39,7 @@ class GenerateSettings(TypedDict, total=False):
     keys: Sequence[int] | None
     processors: Sequence[LogitProcessor]
     overflow: Overflow
-    cancelled: Callable[[], bool] | Event | None
+    cancelled: Callable[[], bool] | Cancellation | None
     chunk: int | None
     speculation: Speculation | None
     static: bool
@@ -88,7 +88,7 @@ class GenerateOptions(SamplingOptions):
     n: int = 1
     keys: Sequence[int] | None = None
     overflow: Overflow = "refuse"
-    cancelled: Callable[[], bool] | Event | None = None
+    cancelled: Callable[[], bool] | Cancellation | None = None
     chunk: int | None = None
     speculation: Speculation | None = None
     static: bool = False

@@ -63,12 +63,10 @@ class TextStream(Iterator[NewText]):
 
     def __next__(self) -> NewText:
         new, texts = next(self._steps), self._texts
-        pieces = {row: texts[row].push(token) for row, token in new.tokens.items()}
-        for row in new.finished:
-            pieces[row] = pieces.get(row, "") + texts[row].finish()
-        stopped: dict[int, FinishReason] = {row: "stop" for row in pieces if texts[row].stopped}
-        self._steps.drop(stopped)
-        return NewText({row: piece for row, piece in pieces.items() if piece}, new.tokens, {**new.finished, **stopped})
+        took = {row: texts[row].take(new.tokens.get(row), new.finished.get(row)) for row in {**new.tokens, **new.finished}}
+        finished = {row: reason for row, (_, reason) in took.items() if reason is not None}
+        self._steps.drop(finished)
+        return NewText({row: piece for row, (piece, _) in took.items() if piece}, new.tokens, finished)
 
     def close(self) -> None:
         """All rows leave, now."""
@@ -154,9 +152,13 @@ class RowText:
         self.tokens: list[int] = []
         self.pieces: list[str] = []
 
-    @property
-    def stopped(self) -> bool:
-        return self._filter.stopped
+    def take(self, token: int | None, reason: FinishReason | None) -> tuple[str, FinishReason | None]:
+        """A step of the row: its token (None = it made none) and why it ends with it, if it does -> the text that can be given out, and
+        why the row ends now that stop strings were looked for."""
+        piece = "" if token is None else self.push(token)
+        if reason is not None:
+            piece += self.finish()
+        return piece, "stop" if self._filter.stopped else reason
 
     def push(self, token: int) -> str:
         piece = self._decoder.push(token)

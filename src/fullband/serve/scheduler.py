@@ -110,13 +110,8 @@ class _Row:
                 counted[token] = True if counted.dtype == torch.bool else counted[token] + 1
         if token in self.stops:
             return Event(self.number, self.text.finish(), finish_reason="stop")
-        piece = self.text.push(token)
-        if self.text.stopped:
-            return Event(self.number, piece, info, "stop")
-        if not self.left:
-            piece += self.text.finish()
-            return Event(self.number, piece, info, "stop" if self.text.stopped else "length")
-        return Event(self.number, piece, info)
+        piece, reason = self.text.take(token, None if self.left else "length")
+        return Event(self.number, piece, info, reason)
 
 
 def describe(logits_V: Tensor, token: int, most: int) -> TokenInfo:
