@@ -64,15 +64,15 @@ def states_after_shared(model: FeedbackModel, groups: Sequence[Group], scorings:
         first = plain_pass(model, inputs, keep="window")
         outputs = chain([first], parallel(model, inputs, first, repeat(Pass(keep="window"))))
         # Where pass 1, 2, … stands after the beginnings: its cache, and the states that the next pass is fed with.
-        stands = (endings.after(PassState(output.cache, model.connection.roll(None, output.states_BTD))) for output in outputs)
-        stand = next(stands)
+        ends = (endings.after(PassState(output.cache, model.connection.roll(None, output.states_BTD))) for output in outputs)
+        end = next(ends)
         if "soft" in scorings:
-            yield "soft", endings.exactly(model, stand, endings.plain_BT)
+            yield "soft", endings.exactly(model, end, endings.plain_BT)
         if deepest >= 0:
-            first_of_endings = plain_pass(model, endings.inputs, stand.cache)
+            first_of_endings = plain_pass(model, endings.inputs, end.cache)
             if 0 in scorings:
                 yield 0, first_of_endings.top_BTD
-            pairs = pairwise(chain([stand], stands))
+            pairs = pairwise(chain([end], ends))
             later = (Pass(before_BWD=previous.before_BWD, cache=own.cache) for previous, own in islice(pairs, deepest))
             passes = enumerate(parallel(model, endings.inputs, first_of_endings, later), start=1)
             yield from ((k, output.top_BTD) for k, output in passes if k in scorings)
