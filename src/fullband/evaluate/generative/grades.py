@@ -14,7 +14,9 @@ from typing import Any
 from fullband.evaluate import grading
 from fullband.evaluate.generative.problems import Problem, ProblemSet
 from fullband.evaluate.generative.rollouts import RolloutSetting
-from fullband.evaluate.grading import MathGrader, fenced_code, grade_gsm8k, math_answer
+from fullband.evaluate.grading.chat_code import fenced_code
+from fullband.evaluate.grading.gsm8k import grade_gsm8k
+from fullband.evaluate.grading.math_answers import MathGrader, math_answer
 from fullband.evaluate.journal import Journal
 from fullband.evaluate.sandbox import Program, Sandbox, run_all
 

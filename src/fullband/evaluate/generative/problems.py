@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fullband.data.chat_template import ChatTemplate, Message
-from fullband.evaluate.grading import HUMANEVAL_STOPS, MBPP_STOPS, humaneval_problem, math_answer, mbpp_problem
-from fullband.evaluate.grading.code_problems import CodeProblem
+from fullband.evaluate.grading.code_problems import HUMANEVAL_STOPS, MBPP_STOPS, CodeProblem, humaneval_problem, mbpp_problem
+from fullband.evaluate.grading.math_answers import math_answer
 
 Prompts = Literal["base", "chat"]
 

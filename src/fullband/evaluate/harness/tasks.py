@@ -51,7 +51,7 @@ SUITES = {
     "paper-mc": Suite(PAPER_TASKS, 5),  # Fig. 4 right
     "paper-0shot": Suite(("winogrande", "piqa", "openbookqa", "arc_easy", "arc_challenge"), 0),  # Table 2
 }
-GENERATIVE = ("gsm8k", "math500", "humaneval", "mbpp")  # §4.2
+GENERATIVE_NAMES = ("gsm8k", "math500", "humaneval", "mbpp")  # §4.2
 SHOT_OVERRIDES = {
     "truthfulqa_mc2": "its own definition has no examples but the six questions that stand in every prompt, and ignores num_fewshot; the "
     "examples come from the questions themselves, never the one that is asked"
@@ -93,7 +93,7 @@ def _members(name: str) -> dict[str, Path]:
         return {name: tasks[name]}
     if name in groups:
         raise ValueError(f"'{name}' is a group of tasks; name the tasks that you want of it (`fullband lm-eval ls groups` shows groups)")
-    near = difflib.get_close_matches(name, [*SUITES, *GENERATIVE, *groups, *tasks], n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name, [*SUITES, *GENERATIVE_NAMES, *groups, *tasks], n=3, cutoff=0.6)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; `fullband lm-eval ls tasks` lists them"
     raise ValueError(f"unknown task '{name}'{hint}")
 
