@@ -27,10 +27,10 @@ from fullband.trunk.pointwise import lengths as vector_lengths
 class Ahead:
     """S tokens run after a decode state.
 
-    top_BSD      their top states
-    states_BSD   the states that are carried on
-    change_BS    relative change of each carried state in the last pass; 0 where it is exact, infinite where there was one pass only
-    fed, below   the state's caches with their keys and values after it, none forgotten; `fed` knows what the next token is fed with
+    top_BSD       their top states
+    states_BSD    the states that are carried on
+    change_BS     relative change of each carried state in the last pass; 0 where it is exact, infinite where there was one pass only
+    cache, below  the state's caches with their keys and values after it, none forgotten
     """
 
     top_BSD: Tensor

@@ -123,7 +123,8 @@ class Sampler:
         device: torch.device | str = "cpu",
         stop_ids: Sequence[int] = (),
     ):
-        """`keys` are integers ≥ 0 that key each row's random stream, as many for every row; `steps` the most tokens a row may draw."""
+        """`keys` are integers ≥ 0 that key each row's random stream, as many for every row; `steps` the most tokens a row may draw;
+        `stop_ids` may not be drawn before `min_new_tokens`."""
         self.options, self.stops_S = options, torch.tensor(stop_ids, dtype=torch.long, device=device)
         # Drawn ahead: a step is then one gather, whatever the batch
         self.uniforms_BS = row_uniforms(options.seed, keys, steps).to(device) if options.temperature > 0 else None
