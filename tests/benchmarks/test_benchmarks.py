@@ -5,7 +5,7 @@ import json
 import pytest
 from benchmarks.side_by_side import Timings
 
-from benchmarks import attention, choices, entry, head, multipass, train
+from benchmarks import attention, choices, entry, head, multipass, serve, train
 
 FEW = ["--rounds", "1"]
 RATIOS = {"one_pass_seconds", "reuse_two_pass", "naive_two_pass", "reuse_three_pass", "naive_three_pass", "extra_cost_left", "peak_memory"}
@@ -31,6 +31,11 @@ def test_multipass(tmp_path):
 def test_entry(tmp_path):
     result = written(tmp_path, entry.main, ["--width", "64", "--length", "32"])
     assert result["target"] == 0.5 and 0 < result["pass"] < 2 and result["step"] > 0
+
+
+def test_serve(tmp_path):
+    result = written(tmp_path, serve.main, ["--preset", "tiny", "--rows", "3", "--new", "3", "--long-prompt", "20", "--prompt", "5"])
+    assert result["ratios"].keys() == result["targets"].keys() and all(found["ratio"] > 0 for found in result["ratios"].values())
 
 
 def test_train(tmp_path):

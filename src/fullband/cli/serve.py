@@ -62,7 +62,7 @@ def serve(
     network, tokenizer, folder = open_model(model, device, dtype)
     template = load_chat_template(folder)
     scheduler = Scheduler(LocalEngine(network), tokenizer, rows, waiting, network.trunk.device)
-    settings = Settings(name=folder.resolve().name, mode=mode, key=key or None, seconds=timeout, playground=playground)
+    settings = Settings(name=model.resolve().name, mode=mode, key=key or None, seconds=timeout, playground=playground)
     app = Server(scheduler, tokenizer, template if template.is_own else None, settings).app()
     config = uvicorn.Config(app, host, port, log_level="warning", timeout_keep_alive=30, timeout_graceful_shutdown=30, server_header=False)
     sockets = [config.bind_socket()]

@@ -15,11 +15,11 @@ from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
 
 
-class Prompt(NamedTuple):
-    """A prompt that was prefilled: the state after it, and its top states [T, D] where they were asked for."""
+class Prefill(NamedTuple):
+    """Prompts that were prefilled: the state after them, and the top states [tokens, D] of each where they were asked for."""
 
     state: Any
-    states_TD: Tensor | None
+    states: list[Tensor] | None
 
 
 class Engine(Protocol):
@@ -31,8 +31,8 @@ class Engine(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def prefill(self, tokens: Sequence[int], mode: Mode, wants_states: bool = False) -> Iterator[Prompt | None]:
-        """Run a prompt in parts: None after each, the whole at last. So long prompts hold up the others for one part at a time."""
+    def prefill(self, prompts: Sequence[Sequence[int]], mode: Mode, wants_states: bool = False) -> Iterator[Prefill | None]:
+        """Run prompts in parts: None after each, the whole at last. So long prompts hold up the others for one part at a time."""
 
     def head(self, states_ND: Tensor) -> Tensor:
         """Logits [N, V] of top states."""
@@ -47,10 +47,7 @@ class Engine(Protocol):
         """The sequences of several states in one, in order."""
 
     def release(self, state: Any, kept: Sequence[int]) -> Any:
-        """The state of these sequences only; None if there are none."""
-
-    def repeat(self, state: Any, times: int) -> Any:
-        """Every sequence `times` times."""
+        """The state of these sequences, in this order, one perhaps several times; None if there are none."""
 
 
 class LocalEngine:
@@ -69,19 +66,21 @@ class LocalEngine:
         return self.model.trunk.vocab_size
 
     @torch.no_grad()
-    def prefill(self, tokens: Sequence[int], mode: Mode, wants_states: bool = False) -> Iterator[Prompt | None]:
-        aligned = align_prompts(self.model.trunk, [tokens])
+    def prefill(self, prompts: Sequence[Sequence[int]], mode: Mode, wants_states: bool = False) -> Iterator[Prefill | None]:
+        aligned = align_prompts(self.model.trunk, prompts)
         if mode.feedback_passes == "converged":
             if wants_states:
                 raise ValueError("feedback_passes: 'converged' gives no log-probabilities of the prompt; use a number or 'exact'")
-            yield Prompt(prefill_reported(self.model, aligned, "converged")[0], None)
+            yield Prefill(prefill_reported(self.model, aligned, "converged")[0], None)
             return
         parts = []
         for done, output in run_chunks(self.model, aligned, Prefilled.empty(mode.feedback_passes), self.chunk):  # noqa: B007
             if wants_states:
-                parts.append(output.top_BTD[0])
+                parts.append(output.top_BTD)
             yield None
-        yield Prompt(done.state(aligned, output.top_BTD[:, -1]), torch.cat(parts) if wants_states else None)
+        top_BTD = torch.cat(parts, dim=1) if wants_states else None
+        states = None if top_BTD is None else [row[-len(prompt) :] for row, prompt in zip(top_BTD, prompts, strict=True)]
+        yield Prefill(done.state(aligned, output.top_BTD[:, -1]), states)
 
     def head(self, states_ND: Tensor) -> Tensor:
         with torch.no_grad():
@@ -98,6 +97,3 @@ class LocalEngine:
 
     def release(self, state: DecodeState, kept: Sequence[int]) -> DecodeState | None:
         return state.select(torch.tensor(list(kept), device=state.top_BD.device)) if kept else None
-
-    def repeat(self, state: DecodeState, times: int) -> DecodeState:
-        return state if times == 1 else state.repeat(times)

@@ -16,7 +16,9 @@ from fullband.decode.modes import Mode, resolve_mode
 from fullband.decode.options import GenerateOptions
 from fullband.decode.sampling import Sampler, penalize_repetition, precise
 from fullband.decode.texts import RowText
-from fullband.serve.engine import Engine, Prompt
+from fullband.serve.engine import Engine, Prefill
+
+PREFILL_TOKENS = 512  # of prompts in a step, about: what others wait for between two of their tokens
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class Scheduler:
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, most_rows: int = 16, most_waiting: int = 256, device: Any = "cpu"):
         """`most_rows`: sequences in the running batch; `most_waiting`: requests that may wait for a place."""
+        self.prefill_tokens = PREFILL_TOKENS
         self.engine, self.tokenizer, self.device = engine, tokenizer, device
         self.most_rows, self.most_waiting = most_rows, most_waiting
         self.counters = Counters()
@@ -157,7 +160,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._cancelled: set[Request] = set()
         self._groups = {True: _Group(resolve_mode("soft")), False: _Group(resolve_mode("standard"))}
-        self._entering: tuple[Request, Iterator[Prompt | None]] | None = None
+        self._entering: tuple[list[Request], Iterator[Prefill | None]] | None = None
         self._wake, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="fullband-scheduler", daemon=True)
         self._thread.start()
@@ -235,9 +238,12 @@ class Scheduler:
             before = len(self._waiting)
             self._waiting = deque(request for request in self._waiting if request not in gone)
             self.counters.cancelled += before - len(self._waiting)
-        if self._entering and self._entering[0] in gone:
+        if self._entering and gone.intersection(self._entering[0]):
+            left = [request for request in self._entering[0] if request not in gone]
+            self.counters.cancelled += len(self._entering[0]) - len(left)
             self._entering = None
-            self.counters.cancelled += 1
+            with self._wake:
+                self._waiting.extendleft(reversed(left))  # begun again, without the others
         for group in self._groups.values():
             kept = [place for place, row in enumerate(group.rows) if row.request not in gone]
             if len(kept) < len(group.rows):
@@ -245,40 +251,59 @@ class Scheduler:
                 self._keep(group, kept)
 
     def _admit(self) -> None:
-        """One part more of the prompt that is being prefilled, or the first of the next one that fits."""
-        if self._entering is None:
-            with self._wake:
-                if not self._waiting or self.running + self._waiting[0].options.n > self.most_rows:
-                    return
-                request = self._waiting.popleft()
-            try:
-                mode = request.options.resolved_mode
-                self._entering = request, self.engine.prefill(request.prompt, mode, request.prompt_logprobs)
-            except ValueError as error:
-                request.emit(Event(0, error=str(error)))
+        """Prefill what waits, as far as places and this step's share of positions go. Prompts of one mode are run together."""
+        budget = self.prefill_tokens
+        while budget > 0:
+            if self._entering is None and not self._call_in(budget):
                 return
-        request, parts = self._entering
-        try:
-            done = next(parts)
-            if done is not None:
+            assert self._entering is not None
+            requests, parts = self._entering
+            try:
+                done = next(parts)
+                if done is not None:
+                    self._entering = None
+                    self._enter(requests, done)
+            except Exception as error:
                 self._entering = None
-                self._enter(request, done)
-        except Exception as error:
-            self._entering = None
-            request.emit(Event(0, error=_words(error)))
+                for request in requests:
+                    request.emit(Event(0, error=_words(error)))
+            budget -= max(len(request.prompt) for request in requests) * len(requests)
 
-    def _enter(self, request: Request, prompt: Prompt) -> None:
-        options, engine = request.options, self.engine
-        self.counters.prompt_tokens += len(request.prompt)
-        if prompt.states_TD is not None:
-            request.emit(Event(0, prompt=self._prompt_logprobs(request, prompt.states_TD)))
+    def _call_in(self, budget: int) -> bool:
+        """Begin to prefill the first requests that wait, of one mode, as many as fit; False if none does."""
+        places, called = self.most_rows - self.running, list[Request]()
+        with self._wake:
+            while self._waiting:
+                request = self._waiting[0]
+                places -= request.options.n
+                longest = max(len(other.prompt) for other in (*called, request))
+                if places < 0 or (called and (_kind(request) != _kind(called[0]) or longest * (len(called) + 1) > budget)):
+                    break
+                called.append(self._waiting.popleft())
+        if called:
+            first = called[0]
+            prompts = [request.prompt for request in called]
+            self._entering = called, self.engine.prefill(prompts, first.options.resolved_mode, first.prompt_logprobs)
+        return bool(called)
+
+    def _enter(self, requests: list[Request], done: Prefill) -> None:
+        """Prefilled requests join the running batch, each with its samples."""
+        engine, group = self.engine, self._groups[requests[0].options.resolved_mode.feeds_back]
+        for number, request in enumerate(requests):
+            self.counters.prompt_tokens += len(request.prompt)
+            if done.states is not None:
+                request.emit(Event(0, prompt=self._prompt_logprobs(request, done.states[number])))
+            group.rows += self._rows_of(request)
+        state = done.state
+        if any(request.options.n > 1 for request in requests):
+            state = engine.release(state, [number for number, request in enumerate(requests) for _ in range(request.options.n)])
+        group.state = state if group.state is None else engine.join([group.state, state])
+
+    def _rows_of(self, request: Request) -> list[_Row]:
+        options, vocab_size = request.options, self.engine.vocab_size
         (limit,) = options.limits([len(request.prompt)], self._limits_of)
         stops = self._stops if options.stop_ids is None else list(options.stop_ids)
-        rows = [_Row(request, number, limit, self.tokenizer, stops, engine.vocab_size, self.device) for number in range(options.n)]
-        group = self._groups[options.resolved_mode.feeds_back]
-        state = engine.repeat(prompt.state, options.n)
-        group.state = state if group.state is None else engine.join([group.state, state])
-        group.rows += rows
+        return [_Row(request, number, limit, self.tokenizer, stops, vocab_size, self.device) for number in range(options.n)]
 
     def _prompt_logprobs(self, request: Request, states_TD: Tensor) -> list[TokenInfo]:
         """The first token has none: nothing comes before it."""
@@ -318,6 +343,11 @@ class Scheduler:
         if len(kept) < len(group.rows):
             group.state = self.engine.release(group.state, kept)
             group.rows = [group.rows[place] for place in kept]
+
+
+def _kind(request: Request) -> tuple[Mode, bool]:
+    """What prompts must have in common to be prefilled together."""
+    return request.options.resolved_mode, request.prompt_logprobs
 
 
 @dataclass(frozen=True)
