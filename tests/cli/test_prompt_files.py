@@ -12,9 +12,8 @@ from rich.console import Console
 
 from cli.commands import Done, Trained, fullband, refused
 from fullband.cli import progress as progress_module
-from fullband.cli.batch import FileJob
 from fullband.cli.progress import BatchProgress
-from fullband.cli.prompt_files import read_prompts
+from fullband.cli.prompt_files import FileJob, read_prompts
 from fullband.decode import NewText
 
 LINES = ["the quick", "brown", "fox the quick brown", "über"]

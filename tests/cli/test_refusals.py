@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from cli.commands import TRUNK, Trained, fullband, refused
-from fullband.cli.batch import open_output
 from fullband.cli.errors import LESS_ELSEWHERE, LESS_MEMORY, explain
+from fullband.cli.prompt_files import open_output
 from fullband.config import load_recipe
 from fullband.training.stop import stop_signals
 

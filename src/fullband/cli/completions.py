@@ -10,7 +10,6 @@ from fullband.decode.options import GenerateOptions
 from fullband.decode.speculate import SpeculationReport
 
 if TYPE_CHECKING:
-    from fullband.cli.prompt_files import Prompt
     from fullband.data.tokenizer import Tokenizer
     from fullband.feedback.converged import ConvergedReport
     from fullband.loading import LoadedModel
@@ -19,6 +18,15 @@ DEFAULT_NEW_TOKENS = 256
 CHUNK = 512  # positions of a prompt run at a time: the result does not depend on it, memory and the progress bar do
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "n")
 LIMITS = ("max_new_tokens", "min_new_tokens", "max_length", "overflow")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`id` is the file's own, or the number of the line; `where` is "file:line", and empty for a prompt of the command line."""
+
+    text: str
+    id: int | str = 1
+    where: str = ""
 
 
 @dataclass(frozen=True)

@@ -129,10 +129,9 @@ def generate(
         if refused:
             raise ValueError(why)
 
-    from fullband.cli.batch import check_output, check_writable
-    from fullband.cli.completions import CHUNK, DEFAULT_NEW_TOKENS, GenerateRequest, limited, settings_json
+    from fullband.cli.completions import CHUNK, DEFAULT_NEW_TOKENS, GenerateRequest, Prompt, limited, settings_json
     from fullband.cli.console import messages
-    from fullband.cli.prompt_files import Prompt, read_prompts, tokenize_prompts
+    from fullband.cli.prompt_files import check_output, check_writable, read_prompts, tokenize_prompts
     from fullband.decode.options import GenerateOptions
 
     passes = None if feedback_passes is None else parse_feedback_passes(feedback_passes, "--feedback-passes")
@@ -243,10 +242,10 @@ def continue_file(request: GenerateRequest, batch_size: int, output: Path | None
     import sys
 
     from fullband.amounts import duration, short
-    from fullband.cli.batch import FileJob, open_output
     from fullband.cli.completions import speculation_json, speculation_line
     from fullband.cli.console import messages, print_json
     from fullband.cli.progress import BatchProgress
+    from fullband.cli.prompt_files import FileJob, open_output
 
     job = FileJob(request, batch_size)
     limit = max(request.options.limits([len(tokens) for tokens in request.tokens], request.model.trunk))
