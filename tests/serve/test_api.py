@@ -86,6 +86,38 @@ def test_echo_with_log_probabilities_scores_a_text(served_model: FullBandModel, 
     assert found.usage and found.usage.completion_tokens == 0
 
 
+@pytest.mark.parametrize(("mode", "passes"), [("standard", 0), ("fused", 2), ("fused", "exact")])
+def test_lm_evals_local_completions_scores_as_we_do(
+    served_model: FullBandModel, serving: Callable[..., str], mode: str, passes: Any
+) -> None:
+    """Log-likelihoods and whether an answer is the greedy one, as lm-eval reads them from any server."""
+    pytest.importorskip("tenacity")
+    completions = pytest.importorskip("lm_eval.models.openai_completions")
+    import torch
+
+    class Asking(completions.LocalCompletionsAPI):  # type: ignore[misc,name-defined]
+        def _create_payload(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            return super()._create_payload(*args, **kwargs) | {"mode": mode} | ({"feedback_passes": passes} if passes else {})
+
+    asking = Asking(base_url=f"{serving()}/v1/completions", model="tiny", tokenizer_backend=None, batch_size=4)
+    asking.tokenizer, asking.tokenized_requests = object(), True  # the requests are ids already
+    draw = random.Random(2)
+    pairs = [([draw.randrange(257) for _ in range(draw.randrange(1, 20))], [draw.randrange(257) for _ in range(3)]) for _ in range(6)]
+    with torch.no_grad():
+        context = pairs[0][0]
+        best = context.copy()
+        for _ in range(2):
+            best.append(int(served_model(torch.tensor([best]), passes).logits[0, -1].argmax()))
+        pairs.append((context, best[len(context) :]))
+        found = asking._loglikelihood_tokens([(("", ""), *pair) for pair in pairs])
+        for (before, answer), (loglikelihood, is_greedy) in zip(pairs, found, strict=True):
+            logits = served_model(torch.tensor([before + answer]), passes).logits[0, len(before) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None]).sum()
+            assert loglikelihood == pytest.approx(float(expected), abs=1e-8)
+            assert is_greedy == (logits.argmax(-1).tolist() == answer)
+    assert [is_greedy for _, is_greedy in found][-1]
+
+
 def test_chat_of_openais_client(served_model: FullBandModel, serving: Callable[..., str]) -> None:
     api = client(serving(template=TEMPLATE))
     messages: Any = [{"role": "user", "content": "hi"}]

@@ -117,14 +117,14 @@ class _Completions:
     def _logprobs(self, infos: list[TokenInfo]) -> dict[str, Any] | None:
         if self.asked.logprobs is None:
             return None
-        words = [self.tokenizer.decode([info.token]) for info in infos]
+        words = [word_of(self.tokenizer, info.token) for info in infos]
         offsets = [sum(map(len, words[:place])) for place in range(len(words))]
         top = [None if info.logprob is None else self._top(info) for info in infos]
         return {"tokens": words, "token_logprobs": [info.logprob for info in infos], "top_logprobs": top, "text_offset": offsets}
 
     def _top(self, info: TokenInfo) -> dict[str, float | None]:
         """The most likely tokens, and the one that stands there."""
-        return {self.tokenizer.decode([token]): value for token, value in [*info.top, (info.token, info.logprob)]}
+        return {word_of(self.tokenizer, token): value for token, value in [*info.top, (info.token, info.logprob)]}
 
 
 @dataclass
@@ -149,8 +149,14 @@ class _Chat:
         return self._named(info.token, info.logprob) | {"top_logprobs": top}
 
     def _named(self, token: int, logprob: float | None) -> dict[str, Any]:
-        word = self.tokenizer.decode([token])
+        word = word_of(self.tokenizer, token)
         return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+
+
+def word_of(tokenizer: Tokenizer, token: int) -> str:
+    """The text of a token; its id where it is a part of a character: many parts would have one name."""
+    text = tokenizer.decode([token])
+    return f"token_id:{token}" if "\ufffd" in text or not text else text
 
 
 def completion_reply(model: str, tokenizer: Tokenizer, asked: CompletionRequest, prompts: Sequence[list[int]]) -> Reply:
