@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -19,10 +20,12 @@ from starlette.routing import Route
 
 from fullband.data.chat_template import ChatTemplate, Message
 from fullband.data.tokenizer import Tokenizer
+from fullband.serve.engine import LocalEngine
 from fullband.serve.metrics import Metrics
 from fullband.serve.replies import Reply, chat_reply, completion_reply
 from fullband.serve.scheduler import Event, FullError, Request, Scheduler
 from fullband.serve.schemas import ChatRequest, CompletionRequest
+from fullband.serve.views import ViewRequest, by_passes
 from fullband.strict import parse
 
 
@@ -120,6 +123,7 @@ class Server:
         ]
         if self.settings.playground:
             routes.append(Route("/", self._open(self.page), methods=["GET"]))
+            routes.append(Route("/fullband/passes", self._guarded(self.passes), methods=["POST"]))
         return Starlette(routes=routes)
 
     def _open(self, answer: Callable[[HTTPRequest], Awaitable[Response]]) -> Callable[[HTTPRequest], Awaitable[Response]]:
@@ -193,6 +197,14 @@ class Server:
         options = asked.options(self.settings.mode, most, self.scheduler.engine.context)
         reply = chat_reply(self.settings.name, self.tokenizer, asked, ids)
         return await self._answer(http, reply, ids, options, asked, {"logprobs": asked.top_logprobs if asked.logprobs else None})
+
+    async def passes(self, http: HTTPRequest) -> Response:
+        """A view of the playground (`views.by_passes`), of engines that have the model here."""
+        engine = self.scheduler.engine
+        if not isinstance(engine, LocalEngine):
+            raise APIError(404, "this server's engine does not give states", "not_found_error")
+        asked = parse(ViewRequest, await self._body(http), "request")
+        return JSONResponse(await run_in_threadpool(by_passes, engine.model, self.tokenizer, asked))
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.settings.name):

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from fullband.serve.scheduler import Scheduler
 
-KNOWN = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/")
+KNOWN = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/fullband/passes", "/health", "/metrics", "/")
 
 
 class Metrics:
