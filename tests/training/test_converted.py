@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
+from fullband.cli.train import plan_of
 from fullband.config import Recipe
 from fullband.data.tokenizers import load_tokenizer
 from fullband.feedback.multipass import multipass_reference
@@ -159,6 +160,16 @@ def test_activation_checkpointing_reads_whole_rows_and_says_so(converted: MakeRe
     for one, other in zip(entries(plain), entries(stored), strict=True):
         assert one["objective"] == pytest.approx(other["objective"], rel=1e-4)
         assert one["executed_positions"] < other["executed_positions"] == other["token_equivalent_compute"]
+
+
+def test_activation_checkpointing_with_several_entries_is_refused_before_the_first_step(converted: MakeRecipe) -> None:
+    """Not where feedback begins."""
+    feedback = {"schedule": "three-pass", "connection": {"entry": [0, 1]}}
+    config = converted(feedback=feedback, train={**converted().train.model_dump(), "activation_checkpointing": True})
+    for start in (plan_of, train):
+        with pytest.raises(ValueError, match=r"train\.activation_checkpointing: must be false where states enter"):
+            start(config)
+    assert not (Path(config.output or "") / "metrics.jsonl").exists()
 
 
 def test_bfloat16_trains(converted: MakeRecipe) -> None:

@@ -165,6 +165,8 @@ def _prepare_huggingface(model: Any, recipe: Recipe) -> None:
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
     if recipe.train.activation_checkpointing:
+        if len(model.connection.entries) > 1 and recipe.feedback.feeds_back:
+            raise ValueError("train.activation_checkpointing: must be false where states enter a Hugging Face trunk at several depths")
         lm: Any = model.trunk.lm
         newer = hasattr(lm, "activation_checkpointing_enable")  # its name from transformers 5.2x on
         (lm.activation_checkpointing_enable if newer else lm.gradient_checkpointing_enable)({"use_reentrant": False})
