@@ -42,6 +42,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, which runs respect: the tests of it would be deaf
+
+
 @pytest.fixture(autouse=True, scope="session")
 def poisoned_memory() -> Iterator[None]:
     """Floating-point memory that nobody has written yet holds NaN: code that reads it fails everywhere, not now and then."""

@@ -132,7 +132,7 @@ class OptimConfig(Strict):
     kind: Literal["normuon", "adam"] = Field(
         default="normuon", description="optimizer: normuon (Adam for what is no matrix) or adam for everything"
     )
-    matrix_lr: float = Field(default=1e-2, gt=0, le=1e30, description="peak learning rate of matrices")
+    matrix_lr: float = Field(default=1e-2, gt=0, le=1e38, description="peak learning rate of matrices")
     matrix_weight_decay: float = Field(default=0.01, ge=0, le=1e3, description="weight decay of matrices")
     momentum: float = Field(default=0.95, ge=0, lt=1, description="momentum of the matrices' gradients")
     beta2: float = Field(default=0.95, ge=0, lt=1, description="decay rate of the second moments of matrix rows")
@@ -143,7 +143,7 @@ class OptimConfig(Strict):
     matrix_polar: Literal["polar-express", "quintic"] = Field(
         default="polar-express", description="polynomial of NorMuon's orthogonalisation; quintic: Muon's Newton-Schulz (as published)"
     )
-    adam_lr: float = Field(default=5e-4, gt=0, le=1e30, description="peak learning rate of Adam's parameters")
+    adam_lr: float = Field(default=5e-4, gt=0, le=1e38, description="peak learning rate of Adam's parameters")
     adam_betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="Adam's two decay rates")
     adam_eps: float = Field(default=1e-8, ge=1e-30, le=1, description="epsilon of Adam")
     warmup_steps: int = Field(default=200, ge=0, le=MOST_STEPS, description="number of warm-up steps; at most a third of the run is used")
