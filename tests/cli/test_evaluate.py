@@ -86,7 +86,7 @@ def test_results(whole: Path, text_run: Trained) -> None:
     answers = found["generative"]["gsm8k"]
     assert answers["problems"] == 4 and list(answers["modes"]) == ["standard", "fused"]
     assert answers["modes"]["fused"]["feedback_passes"] == 1
-    rollouts = [json.loads(line) for line in (whole / "rollouts.jsonl").read_text().splitlines()]
+    rollouts = [json.loads(line)[:2] for line in (whole / "rollouts.jsonl").read_text().splitlines()]
     assert len(rollouts) == 8 and all(record["rollouts"][0]["tokens"] <= 8 for _, record in rollouts)
 
 
@@ -323,7 +323,7 @@ def test_an_answer_to_older_data_behind_a_removed_line_is_made_again(whole: Path
     shutil.copytree(whole, part)
     journal = part / f"{name}.jsonl"
     *lines, last = journal.read_text().splitlines(keepends=True)
-    key, record = json.loads(last)
+    key, record, _ = json.loads(last)
     journal.write_text("".join([*lines, json.dumps([key, record | {"made_of": "other data"}]) + "\n"]))
     assert "is not finished; run the same command again" in refused("compare", part)
     assert fullband(*arguments, "-o", part).code == 0
@@ -345,7 +345,7 @@ def test_an_evaluation_whose_rollouts_have_no_questions(whole: Path, tmp_path: P
     """They were not always kept. Neither the folder nor a results.json that stands alone needs them."""
     old, published = tmp_path / "old", tmp_path / "published"
     shutil.copytree(whole, old)
-    rollouts = [json.loads(line) for line in (old / "rollouts.jsonl").read_text().splitlines()]
+    rollouts = [json.loads(line)[:2] for line in (old / "rollouts.jsonl").read_text().splitlines()]
     for _, record in rollouts:
         del record["question"]
     (old / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rollouts))

@@ -110,3 +110,15 @@ def test_half_a_surrogate_pair_is_kept(tmp_path):
     Journal(tmp_path / "x.jsonl").add({"a": ["\ud800 ü", 1]})
     assert Journal(tmp_path / "x.jsonl")["a"] == ["\ud800 ü", 1]
     assert "ü" in (tmp_path / "x.jsonl").read_text(encoding="utf-8")
+
+
+def test_a_flipped_bit_inside_a_text_is_found(tmp_path):
+    path = tmp_path / "x.jsonl"
+    Journal(path).add({"a": {"text": "the answer is 18", "n": 0.1}, "b": {"text": "ü", "n": 1}})
+    content = path.read_bytes()
+    assert Journal(path)["b"] == {"text": "ü", "n": 1}
+    path.write_bytes(content.replace(b"is 18", b"is 19"))
+    with pytest.raises(ValueError, match=r"x\.jsonl:1: damaged"):
+        Journal(path)
+    path.write_text('["a", {"text": "of an older version"}]\n')
+    assert Journal(path)["a"] == {"text": "of an older version"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -63,7 +64,7 @@ class Journal(Mapping[str, Any]):
                 os.truncate(self.path, self._cut_at)
                 self._cut_at = None
             with open(self.path, "a", encoding="utf-8", errors="backslashreplace") as file:  # half a surrogate pair, as JSON escapes it
-                file.writelines(json.dumps([key, value], ensure_ascii=False) + "\n" for key, value in new.items())
+                file.writelines(_line(key, value) for key, value in new.items())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -77,9 +78,17 @@ class Journal(Mapping[str, Any]):
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
                 entry = json.loads(line)
-                if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+                if not isinstance(entry, list) or len(entry) not in (2, 3) or not isinstance(entry[0], str):
+                    raise ValueError
+                if len(entry) == 3 and line + b"\n" != _line(*entry[:2]).encode(errors="backslashreplace"):  # older lines have no checksum
                     raise ValueError
                 self._shape.validate_python(entry[1])  # its ValidationError is a ValueError
             except (ValueError, RecursionError):
                 raise ValueError(f"{path}:{number}: damaged; remove the line, and what it held is computed again") from None
             self._records[entry[0]] = entry[1]
+
+
+def _line(key: str, value: Any) -> str:
+    """A record with its checksum, which finds a flipped bit where the line is still JSON."""
+    text = json.dumps([key, value], ensure_ascii=False)
+    return f"{text[:-1]}, {zlib.crc32(text.encode(errors='backslashreplace'))}]\n"
