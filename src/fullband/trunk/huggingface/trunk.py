@@ -136,9 +136,7 @@ class HuggingFaceTrunk(nn.Module):
 
     def input_norm(self, inputs_BTD: Tensor) -> Tensor:
         """Fused inputs at the scale and in the dtype of the source's plain ones, which stay untouched."""
-        dtype = self._embedding.weight.dtype
-        precise = torch.promote_types(dtype, torch.float32)
-        return (nn.functional.rms_norm(inputs_BTD.to(precise), (self.width,), eps=1e-6) * self.embedding_scale.to(precise)).to(dtype)
+        return scaled_norm(inputs_BTD.to(self._embedding.weight.dtype), self.embedding_scale)
 
     @property
     def _layers_in_tuples(self) -> bool:
@@ -246,3 +244,9 @@ def _dropout_rate(module: nn.Module) -> float:
         [module.p] if isinstance(module, nn.Dropout) else [v for k, v in vars(module).items() if "dropout" in k and isinstance(v, float)]
     )
     return max(rates, default=0.0)
+
+
+def scaled_norm(inputs: Tensor, scale: Tensor) -> Tensor:
+    """Inputs [..., D] at the root mean square `scale`, in their dtype; in at least float32 on the way."""
+    precise = torch.promote_types(inputs.dtype, torch.float32)
+    return (nn.functional.rms_norm(inputs.to(precise), inputs.shape[-1:], eps=1e-6) * scale.to(precise)).to(inputs.dtype)
