@@ -6,16 +6,15 @@ vLLM finds it by its entry point and asks `register` in every process. What was 
 from __future__ import annotations
 
 ARCHITECTURE = "FullBandForCausalLM"
-VERSIONS = ("0.32",)  # whose hooks were tried: the runner's forward, its clean-up, the config's and the parameters' checks
 
 
 def register() -> None:
     """Tell vLLM of our config, model and checks. May be called several times."""
+    from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     import fullband.hf  # noqa: F401  its config among transformers'
     from fullband.vllm.setup import FullBandSetup
-    from vllm import ModelRegistry
 
     ModelRegistry.register_model(ARCHITECTURE, "fullband.vllm.model:FullBandForCausalLM")
     MODELS_CONFIG_MAP[ARCHITECTURE] = FullBandSetup
