@@ -148,3 +148,35 @@ def test_what_cannot_be_served_is_refused(served_model: FullBandModel, scheduler
     small.close(timeout=20)
     with pytest.raises(FullError, match="shutting down"):
         small.submit(held)
+
+
+def test_an_engine_that_fails_ends_its_sequences_and_goes_on(
+    served_model: FullBandModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    real = scheduler.engine.step
+
+    def failing(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise RuntimeError("out of something")
+        return real(*arguments)
+
+    monkeypatch.setattr(scheduler.engine, "step", failing)
+    events = [ask(scheduler, prompt, max_new_tokens=20)[1] for prompt in (b"abc", b"de")]
+    for heard in events:
+        while (event := heard.get(timeout=20)).error is None:
+            pass
+        assert event.error == "RuntimeError in the model; the server's log has more"
+    again = ask(scheduler, b"abc", max_new_tokens=20)[1]
+    assert answer(again)[0][0] == generate_texts(served_model, ByteTokenizer(), [list(b"abc")], max_new_tokens=20)[0].text
+
+
+def test_a_listener_that_fails_leaves(served_model: FullBandModel, scheduler: Scheduler) -> None:
+    def deaf(event: Event) -> None:
+        raise RuntimeError("the loop is closed")
+
+    scheduler.submit(Request(list(b"gone"), GenerateOptions(max_new_tokens=60), deaf))
+    _, events = ask(scheduler, b"stays", max_new_tokens=30)
+    assert answer(events)[0][0] == generate_texts(served_model, ByteTokenizer(), [list(b"stays")], max_new_tokens=30)[0].text
+    settle(scheduler)

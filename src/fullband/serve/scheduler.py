@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -228,7 +229,19 @@ class Scheduler:
             self._admit()
             for group in self._groups.values():
                 if group.rows:
-                    self._step(group)
+                    try:
+                        self._step(group)
+                    except Exception as error:  # of the engine, and so of all its sequences
+                        rows, group.rows, group.state = group.rows, [], None
+                        for row in rows:
+                            self._emit(row.request, Event(row.number, error=_words(error)))
+
+    def _emit(self, request: Request, event: Event) -> None:
+        """Whoever can't hear any more has left."""
+        try:
+            request.emit(event)
+        except Exception:
+            self.cancel(request)
 
     def _drop(self, gone: set[Request]) -> None:
         """Take cancelled requests out of everywhere."""
@@ -266,7 +279,7 @@ class Scheduler:
             except Exception as error:
                 self._entering = None
                 for request in requests:
-                    request.emit(Event(0, error=_words(error)))
+                    self._emit(request, Event(0, error=_words(error)))
             budget -= max(len(request.prompt) for request in requests) * len(requests)
 
     def _call_in(self, budget: int) -> bool:
@@ -289,15 +302,16 @@ class Scheduler:
     def _enter(self, requests: list[Request], done: Prefill) -> None:
         """Prefilled requests join the running batch, each with its samples."""
         engine, group = self.engine, self._groups[requests[0].options.resolved_mode.feeds_back]
-        for number, request in enumerate(requests):
-            self.counters.prompt_tokens += len(request.prompt)
-            if done.states is not None:
-                request.emit(Event(0, prompt=self._prompt_logprobs(request, done.states[number])))
-            group.rows += self._rows_of(request)
         state = done.state
         if any(request.options.n > 1 for request in requests):
             state = engine.release(state, [number for number, request in enumerate(requests) for _ in range(request.options.n)])
-        group.state = state if group.state is None else engine.join([group.state, state])
+        joined = state if group.state is None else engine.join([group.state, state])
+        rows = [row for request in requests for row in self._rows_of(request)]
+        for number, request in enumerate(requests):
+            self.counters.prompt_tokens += len(request.prompt)
+            if done.states is not None:
+                self._emit(request, Event(0, prompt=self._prompt_logprobs(request, done.states[number])))
+        group.state, group.rows = joined, group.rows + rows
 
     def _rows_of(self, request: Request) -> list[_Row]:
         options, vocab_size = request.options, self.engine.vocab_size
@@ -327,10 +341,10 @@ class Scheduler:
                 info = TokenInfo(greedy[place], None) if plain else row.choose(logits_NV[place : place + 1])
                 event = row.take(info)
             except Exception as error:
-                row.request.emit(Event(row.number, error=_words(error)))
+                self._emit(row.request, Event(row.number, error=_words(error)))
                 continue
             self.counters.new_tokens += 1
-            row.request.emit(event)
+            self._emit(row.request, event)
             if event.finish_reason is None:
                 kept.append(place)
                 tokens.append(info.token)
@@ -359,4 +373,8 @@ class _Limits:
 
 
 def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__} in the model; the server's log has more"
+    """What the client is told; the log has the rest."""
+    if isinstance(error, ValueError):
+        return str(error)
+    logging.getLogger("fullband.serve").error("a request ended", exc_info=error)
+    return f"{type(error).__name__} in the model; the server's log has more"
