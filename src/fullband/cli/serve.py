@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Annotated
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -38,6 +41,10 @@ def serve(
     waiting: Annotated[int, typer.Option(min=0, help="Maximum number of waiting requests; more get status 429.")] = 256,
     timeout: Annotated[float, typer.Option(min=1, help="Maximum number of seconds for an answer.")] = 600.0,
     playground: Annotated[bool, typer.Option("--playground/--no-playground", help="Show a page at / to try the model.")] = True,
+    engine: Annotated[
+        str,
+        typer.Option(metavar="auto|own|vllm", help="What serves: this package, or vLLM; auto = vLLM where it is installed."),
+    ] = "auto",
     device: Device = "auto",
     dtype: Dtype = "float32",
 ) -> None:
@@ -45,6 +52,10 @@ def serve(
 
     Requests join and leave a running batch; each can choose its mode. Ctrl-C and SIGTERM finish what was begun.
     """
+    if engine not in ("auto", "own", "vllm"):
+        raise ValueError(f"--engine: must be auto, own or vllm, got '{engine}'")
+    if engine == "vllm" or (engine == "auto" and vllm_serves(model)):
+        hand_over_to_vllm(model, host, port, mode, key, rows, dtype)
     try:
         import prometheus_client  # noqa: F401
         import uvicorn
@@ -74,3 +85,31 @@ def serve(
         uvicorn.Server(config).run(sockets=sockets)
     finally:
         scheduler.close(timeout=30 if os.environ.get("FULLBAND_CI") is None else 5)
+
+
+def vllm_serves(model: Path) -> bool:
+    """Whether vLLM is installed and the model is of a kind that the plugin serves: converted, the top state fed to the input."""
+    from importlib.util import find_spec
+
+    from fullband.model import is_converted, read_json_config, resolve_model_folder
+
+    if find_spec("vllm") is None or not is_converted(folder := resolve_model_folder(model)):
+        return False
+    connection = read_json_config(folder).get("connection") or {}
+    return (connection.get("source", "top"), connection.get("entry", 0), connection.get("window", 1)) == ("top", 0, 1)
+
+
+def hand_over_to_vllm(model: Path, host: str, port: int, mode: str, key: str | None, rows: int, dtype: str) -> NoReturn:
+    """Become vLLM's OpenAI server. Its page is the documentation of its API: the playground needs `--engine own`."""
+    from fullband.cli.console import messages
+    from fullband.decode import resolve_mode
+    from fullband.model import resolve_model_folder
+
+    resolve_mode(mode)
+    folder = resolve_model_folder(model)
+    words = ["--model", str(folder), "--served-model-name", model.resolve().name, "--host", host, "--port", str(port)]
+    words += ["--dtype", dtype, "--max-num-seqs", str(rows), "--hf-overrides", json.dumps({"latent_feedback_mode": mode})]
+    if key:
+        os.environ["VLLM_API_KEY"] = key
+    messages().print(f"{folder}: vLLM serves it at http://{host}:{port}, mode {mode}; --engine own has the playground", soft_wrap=True)
+    os.execv(sys.executable, [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words])

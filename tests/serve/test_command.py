@@ -1,0 +1,75 @@
+"""`fullband serve` as a command: it starts, answers, ends with what was begun; which engine it takes; what it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cli.commands import refused
+from fullband.cli import serve
+from fullband.data.tokenizers import ByteTokenizer
+from fullband.model import FullBandModel
+
+
+@pytest.fixture(scope="module")
+def folder(served_model: FullBandModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("serve") / "m"
+    served_model.save(path)
+    ByteTokenizer().save(path)
+    return path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+def test_it_serves_until_it_is_told_to_stop(folder: Path) -> None:
+    command = [sys.executable, "-m", "fullband", "serve", str(folder), "--port", "0", "--device", "cpu", "--engine", "own"]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+    try:
+        assert child.stderr is not None
+        line = child.stderr.readline()
+        address = next(word for word in line.replace(",", "").split() if word.startswith("http://"))
+        body = {"prompt": "abc", "max_tokens": 3, "model": "m"}
+        for _ in range(100):
+            try:
+                answer = httpx.post(f"{address}/v1/completions", json=body, timeout=30)
+                break
+            except httpx.ConnectError:
+                time.sleep(0.1)
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        assert "Traceback" not in child.stderr.read()
+    finally:
+        child.kill()
+
+
+def test_vllm_takes_over_where_it_is_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[list[str]] = []
+
+    def execv(path: str, words: list[str]) -> Any:
+        executed.append(words)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", execv)
+    assert not serve.vllm_serves(folder), "App. A models are ours alone"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert not serve.vllm_serves(folder)
+    monkeypatch.setattr("fullband.model.is_converted", lambda path: True)
+    assert serve.vllm_serves(folder)
+    with pytest.raises(SystemExit):
+        serve.hand_over_to_vllm(folder, "127.0.0.1", 8000, "fused", "secret", 4, "float32")
+    assert executed[0][1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and "secret" not in executed[0]
+    assert os.environ.pop("VLLM_API_KEY") == "secret" and '{"latent_feedback_mode": "fused"}' in executed[0]
+
+
+def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
+    assert "unknown mode" in refused("serve", folder, "--mode", "sofd")
+    assert "--engine: must be auto, own or vllm" in refused("serve", folder, "--engine", "llama.cpp")
+    assert "no such model folder" in refused("serve", tmp_path / "nothing")
