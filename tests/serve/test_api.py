@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -17,6 +18,7 @@ import pytest
 from fullband.data.chat_template import ChatTemplate
 from fullband.data.tokenizers import ByteTokenizer
 from fullband.decode import generate_texts
+from fullband.decode.options import GenerateOptions
 from fullband.model import FullBandModel
 from fullband.serve.scheduler import Scheduler
 
@@ -223,7 +225,7 @@ def test_an_answer_may_not_take_for_ever(serving: Callable[..., str], scheduler:
 
 def test_metrics_and_page(serving: Callable[..., str]) -> None:
     address = serving()
-    post(address, prompt="abc", max_tokens=5)
+    post(address, prompt="abc", max_tokens=5, temperature=0)
     text = httpx.get(f"{address}/metrics", timeout=30).text
     assert 'fullband_http_requests_total{path="/v1/completions",status="200"} 1.0' in text and "fullband_new_tokens_total 5.0" in text
     page = httpx.get(address, timeout=30)
@@ -279,3 +281,69 @@ def test_two_hundred_requests_at_once(served_model: FullBandModel, scheduler: Sc
         assert time.monotonic() < until
         time.sleep(0.01)
     assert all(group.state is None for group in scheduler._groups.values())
+
+
+def test_half_a_surrogate_pair_is_no_text(serving: Callable[..., str]) -> None:
+    address = serving()
+    for body in (b'{"prompt":"a","model":"\\ud800"}', b'{"prompt":"\\udc00"}', b'{"prompt":"a","stop":"\\ud83d"}'):
+        assert httpx.post(f"{address}/v1/completions", content=body, timeout=30).status_code == 400
+    whole = httpx.post(f"{address}/v1/completions", content=b'{"prompt":"\\ud83d\\ude00","max_tokens":1}', timeout=30)
+    assert whole.status_code == 200 and whole.json()["usage"]["prompt_tokens"] == 4
+
+
+def test_without_a_seed_draws_differ(serving: Callable[..., str]) -> None:
+    asked: dict[str, Any] = {"prompt": ["abc"] * 3, "max_tokens": 20, "temperature": 30.0}
+    address = serving()
+    texts = [choice["text"] for _ in range(2) for choice in post(address, **asked).json()["choices"]]
+    assert len(set(texts)) == 6
+    assert len({post(address, **asked, seed=3).json()["choices"][0]["text"] for _ in range(2)}) == 1
+
+
+def test_more_prompts_than_may_ever_wait_are_no_case_of_retrying(serving: Callable[..., str], scheduler: Scheduler) -> None:
+    answer = post(serving(), prompt=["a"] * 1000)
+    assert answer.status_code == 400 and "at most 64 prompts" in answer.json()["error"]["message"]
+    assert not scheduler.counters.requests
+
+
+def test_offsets_go_on_through_a_stream(serving: Callable[..., str]) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "abc", "max_tokens": 6, "temperature": 0, "echo": True, "logprobs": 0}
+    api = client(serving())
+    whole = api.completions.create(**asked).choices[0].logprobs
+    parts = [chunk.choices[0].logprobs for chunk in api.completions.create(**asked, stream=True)]
+    assert whole and whole.text_offset and whole.text_offset[:4] == [0, 1, 2, 3]
+    assert [offset for part in parts if part for offset in part.text_offset or []] == whole.text_offset
+
+
+def test_errors_of_no_route_are_openais_and_a_model_is_found_by_name(serving: Callable[..., str]) -> None:
+    address = serving()
+    for answer, status in ((httpx.get(f"{address}/nowhere"), 404), (httpx.get(f"{address}/v1/completions"), 405)):
+        assert answer.status_code == status and "/" in answer.json()["error"]["message"]
+    assert client(address).models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client(address).models.retrieve("other")
+
+
+def test_a_stream_whose_client_left_before_its_first_byte_is_closed(scheduler: Scheduler) -> None:
+    """The response's generator never begins, so it can't be what ends the request."""
+    from fullband.serve.app import _Stream, _Streamed
+
+    async def chunks() -> Any:
+        yield "never"
+
+    async def send(message: Any) -> None:
+        raise OSError("gone")
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def main() -> None:
+        opened = _Stream.open(scheduler, prompt=[97], options=GenerateOptions(max_new_tokens=90, stop_ids=[]))
+        with contextlib.suppress(Exception):
+            await _Streamed(chunks(), [opened], time.monotonic() + 60)({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+        assert not opened.left
+
+    asyncio.run(main())
+    until = time.monotonic() + 10
+    while scheduler.counters.cancelled < 1:
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,7 +36,7 @@ def test_it_serves_until_it_is_told_to_stop(folder: Path) -> None:
         assert child.stderr is not None
         line = child.stderr.readline()
         address = next(word for word in line.replace(",", "").split() if word.startswith("http://"))
-        body = {"prompt": "abc", "max_tokens": 3, "model": "m"}
+        body = {"prompt": "abc", "max_tokens": 3, "model": "m", "temperature": 0}
         for _ in range(100):
             try:
                 answer = httpx.post(f"{address}/v1/completions", json=body, timeout=30)
@@ -73,3 +74,11 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
     assert "unknown mode" in refused("serve", folder, "--mode", "sofd")
     assert "--engine: must be auto, own or vllm" in refused("serve", folder, "--engine", "llama.cpp")
     assert "no such model folder" in refused("serve", tmp_path / "nothing")
+
+
+def test_an_address_that_is_taken_or_is_none(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "can't listen at 127.0.0.1" in refused("serve", folder, "--engine", "own", "--port", str(taken.getsockname()[1]))
+    assert "can't listen at 300.1.1.1" in refused("serve", folder, "--engine", "own", "--host", "300.1.1.1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -76,7 +77,7 @@ def serve(
     settings = Settings(name=model.resolve().name, mode=mode, key=key or None, seconds=timeout, playground=playground)
     app = Server(scheduler, tokenizer, template if template.is_own else None, settings).app()
     config = uvicorn.Config(app, host, port, log_level="warning", timeout_keep_alive=30, timeout_graceful_shutdown=30, server_header=False)
-    sockets = [config.bind_socket()]
+    sockets = [listen(host, port)]
     address = f"http://{host}:{sockets[0].getsockname()[1]}"
     messages().print(f"{folder}: serving at {address}, mode {mode}" + ("; open it in a browser" if playground else ""), soft_wrap=True)
     if host not in LOOPBACK and not key:
@@ -85,6 +86,23 @@ def serve(
         uvicorn.Server(config).run(sockets=sockets)
     finally:
         scheduler.close(timeout=30 if os.environ.get("FULLBAND_CI") is None else 5)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at this address. Raises ValueError where that can't be."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        made = socket.socket(family, kind)
+        try:
+            if os.name != "nt":  # there it lets two servers listen at one port
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except OSError:
+            made.close()
+            raise
+        return made
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+        raise ValueError(f"--host, --port: can't listen at {host}:{port}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def vllm_serves(model: Path) -> bool:

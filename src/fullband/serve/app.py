@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from fullband.data.chat_template import ChatTemplate, Message
 from fullband.data.tokenizer import Tokenizer
@@ -106,25 +109,53 @@ class _Stream:
             self.scheduler.cancel(self.request)
 
 
+class _Streamed(StreamingResponse):
+    """Closes its streams however it ends: also for a client that left before the first byte, or reads nothing until the time is over."""
+
+    def __init__(self, chunks: AsyncIterator[str], opened: Sequence[_Stream], until: float):
+        super().__init__(chunks, media_type="text/event-stream")
+        self._opened, self._until = opened, until
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            # a second more, in which the chunks say themselves that the time is over
+            async with asyncio.timeout(max(0.0, self._until - time.monotonic()) + 1):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            pass  # the server closes a connection whose answer is not complete
+        finally:
+            for stream in self._opened:
+                stream.close()
+
+
+async def _refused(http: HTTPRequest, error: Exception) -> Response:
+    """What no route answers, or what a route did not expect."""
+    if isinstance(error, HTTPException):
+        return APIError(error.status_code, f"{http.method} {http.url.path}: {error.detail}", headers=dict(error.headers or {})).response()
+    return APIError(500, "the server failed; its log has more", "server_error").response()
+
+
 class Server:
     """The routes. `template` None = the model has none, and chat is refused."""
 
     def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, template: ChatTemplate | None, settings: Settings):
         self.scheduler, self.tokenizer, self.template, self.settings = scheduler, tokenizer, template, settings
         self.metrics, self.started = Metrics(scheduler), int(time.time())
+        self._viewing = asyncio.Semaphore(1)  # each view evaluates the model many times
 
     def app(self) -> Starlette:
         routes = [
             Route("/health", self._open(self.health), methods=["GET"]),
             Route("/metrics", self._open(self.show_metrics), methods=["GET"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
+            Route("/v1/models/{name:path}", self._guarded(self.one_model), methods=["GET"]),
             Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
         ]
         if self.settings.playground:
             routes.append(Route("/", self._open(self.page), methods=["GET"]))
             routes.append(Route("/fullband/passes", self._guarded(self.passes), methods=["POST"]))
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _refused})
 
     def _open(self, answer: Callable[[HTTPRequest], Awaitable[Response]]) -> Callable[[HTTPRequest], Awaitable[Response]]:
         async def route(request: HTTPRequest) -> Response:
@@ -148,7 +179,7 @@ class Server:
         async def checked(request: HTTPRequest) -> Response:
             key = self.settings.key
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+            if key is not None and not hmac.compare_digest(given.encode("latin-1"), key.encode()):
                 raise APIError(401, "a key is needed: send it as Authorization: Bearer KEY", "authentication_error")
             return await answer(request)
 
@@ -164,7 +195,14 @@ class Server:
         return HTMLResponse((files("fullband.serve") / "playground.html").read_text(encoding="utf-8"))
 
     async def models(self, request: HTTPRequest) -> Response:
-        about = {
+        return JSONResponse({"object": "list", "data": [self._about()]})
+
+    async def one_model(self, request: HTTPRequest) -> Response:
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._about())
+
+    def _about(self) -> dict[str, Any]:
+        return {
             "id": self.settings.name,
             "object": "model",
             "created": self.started,
@@ -173,7 +211,6 @@ class Server:
             "chat": self.template is not None,
             "mode": self.settings.mode,
         }
-        return JSONResponse({"object": "list", "data": [about]})
 
     async def completions(self, http: HTTPRequest) -> Response:
         asked = parse(CompletionRequest, await self._body(http), "request")
@@ -181,7 +218,10 @@ class Server:
         if asked.max_tokens == 0 and not asked.echo:
             raise ValueError("max_tokens: must be at least 1 unless echo is set, got 0")
         options = asked.options(self.settings.mode, max(1, asked.max_tokens), self.scheduler.engine.context)
-        ids = [self.tokenizer.begin(prompt) if isinstance(prompt, str) else prompt for prompt in asked.prompts()]
+        prompts, most = asked.prompts(), max(1, self.scheduler.most_waiting)
+        if len(prompts) > most:
+            raise ValueError(f"prompt: must be at most {most} prompts in one request, got {len(prompts)}")
+        ids = await run_in_threadpool(self._tokens, prompts)
         reply = completion_reply(self.settings.name, self.tokenizer, asked, ids)
         wants = {"logprobs": asked.logprobs, "prompt_logprobs": asked.echo and asked.logprobs is not None}
         return await self._answer(http, reply, ids, options, asked, wants)
@@ -192,7 +232,7 @@ class Server:
         if self.template is None:
             raise ValueError("this model has no chat template: use /v1/completions")
         messages = [Message(role=message.role, content=message.text()) for message in asked.messages]
-        ids = [self.tokenizer.begin(self.template.render(messages))]
+        ids = await run_in_threadpool(self._tokens, [self.template.render(messages)])
         most = asked.max_completion_tokens or asked.max_tokens
         options = asked.options(self.settings.mode, most, self.scheduler.engine.context)
         reply = chat_reply(self.settings.name, self.tokenizer, asked, ids)
@@ -204,7 +244,12 @@ class Server:
         if not isinstance(engine, LocalEngine):
             raise APIError(404, "this server's engine does not give states", "not_found_error")
         asked = parse(ViewRequest, await self._body(http), "request")
-        return JSONResponse(await run_in_threadpool(by_passes, engine.model, self.tokenizer, asked))
+        async with self._viewing:
+            return JSONResponse(await run_in_threadpool(by_passes, engine.model, self.tokenizer, asked))
+
+    def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        """Of long texts this takes seconds, so it has no place in the loop."""
+        return [self.tokenizer.begin(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.settings.name):
@@ -226,6 +271,8 @@ class Server:
             raise APIError(408, "the request's body did not arrive in time") from None
         try:
             body = json.loads(content)
+            if b"\\u" in content:  # half a surrogate pair is no text: no tokenizer takes it, no answer can name it
+                json.dumps(body, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             raise APIError(400, "the request's body is not valid JSON") from None
         if not isinstance(body, dict):
@@ -241,19 +288,22 @@ class Server:
         opened: list[_Stream] = []
         try:
             for tokens in ids:
-                opened.append(_Stream.open(self.scheduler, prompt=tokens, options=options, **wants, **penalties))
+                seeded = options if asked.seed is not None else replace(options, seed=secrets.randbits(63))
+                opened.append(_Stream.open(self.scheduler, prompt=tokens, options=seeded, **wants, **penalties))
         except ValueError:
             for stream in opened:
                 stream.close()
             raise
         if asked.stream:
-            return StreamingResponse(self._stream(reply, opened, until), media_type="text/event-stream")
+            return _Streamed(self._stream(reply, opened, until), opened, until)
         gathering = asyncio.create_task(self._gather(reply, opened, until))
         watching = asyncio.create_task(_gone(http))
-        done, _ = await asyncio.wait({gathering, watching}, return_when=asyncio.FIRST_COMPLETED)
-        watching.cancel()
-        if gathering not in done:
+        try:
+            done, _ = await asyncio.wait({gathering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:  # nothing to do for one that is done
+            watching.cancel()
             gathering.cancel()
+        if gathering not in done:
             raise ClientDisconnect
         return JSONResponse(gathering.result())
 
@@ -298,8 +348,6 @@ class Server:
         finally:
             for task in pumps:
                 task.cancel()
-            for stream in opened:  # also those whose pump had not begun
-                stream.close()
 
 
 async def _gone(http: HTTPRequest) -> None:

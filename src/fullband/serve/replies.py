@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 from fullband.data.tokenizer import Tokenizer
@@ -97,6 +98,7 @@ class _Completions:
     prefix: str = "cmpl"
     whole: str = "text_completion"
     chunk: str = "text_completion"
+    _told: dict[int, int] = field(default_factory=dict)  # characters of tokens in each choice's chunks so far
 
     @property
     def only_prompt(self) -> bool:
@@ -112,13 +114,16 @@ class _Completions:
             infos = infos[: len(prompt)] if not streamed or first else []
         if self.asked.echo:
             text = (self.tokenizer.decode(prompt) if first else "") + ("" if self.only_prompt else text)
-        return {"index": index, "text": text, "logprobs": self._logprobs(infos), "finish_reason": reason}
+        return {"index": index, "text": text, "logprobs": self._logprobs(infos, index if streamed else None), "finish_reason": reason}
 
-    def _logprobs(self, infos: list[TokenInfo]) -> dict[str, Any] | None:
+    def _logprobs(self, infos: list[TokenInfo], streamed: int | None) -> dict[str, Any] | None:
         if self.asked.logprobs is None:
             return None
         words = [word_of(self.tokenizer, info.token) for info in infos]
-        offsets = [sum(map(len, words[:place])) for place in range(len(words))]
+        begin = self._told.get(streamed, 0) if streamed is not None else 0
+        *offsets, end = accumulate(map(len, words), initial=begin)
+        if streamed is not None:
+            self._told[streamed] = end
         top = [None if info.logprob is None else self._top(info) for info in infos]
         return {"tokens": words, "token_logprobs": [info.logprob for info in infos], "top_logprobs": top, "text_offset": offsets}
 
@@ -150,7 +155,8 @@ class _Chat:
 
     def _named(self, token: int, logprob: float | None) -> dict[str, Any]:
         word = word_of(self.tokenizer, token)
-        return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+        is_part = word == f"token_id:{token}"  # of a character: its bytes are not known here
+        return {"token": word, "logprob": logprob, "bytes": None if is_part else list(word.encode())}
 
 
 def word_of(tokenizer: Tokenizer, token: int) -> str:

@@ -258,9 +258,9 @@ class Scheduler:
             with self._wake:
                 self._waiting.extendleft(reversed(left))  # begun again, without the others
         for group in self._groups.values():
+            self.counters.cancelled += len(gone.intersection(row.request for row in group.rows))
             kept = [place for place, row in enumerate(group.rows) if row.request not in gone]
             if len(kept) < len(group.rows):
-                self.counters.cancelled += 1
                 self._keep(group, kept)
 
     def _admit(self) -> None:

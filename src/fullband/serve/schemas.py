@@ -30,7 +30,7 @@ class _Sampling(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)  # None = other draws for every prompt
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     user: str | None = None
@@ -70,7 +70,7 @@ class _Sampling(Strict):
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
+            seed=self.seed or 0,
         )
 
 
