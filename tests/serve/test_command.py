@@ -19,6 +19,14 @@ from fullband.cli import serve
 from fullband.data.tokenizers import ByteTokenizer
 from fullband.model import FullBandModel
 
+SLOW = """import time
+from fullband.serve.engine import LocalEngine
+step = LocalEngine.step
+LocalEngine.step = lambda *given: (time.sleep(0.1), step(*given))[1]
+from fullband.__main__ import main
+main()
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(served_model: FullBandModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -46,6 +54,35 @@ def test_it_serves_until_it_is_told_to_stop(folder: Path) -> None:
         assert answer.json()["usage"]["completion_tokens"] == 3
         child.send_signal(signal.SIGTERM)
         assert child.wait(timeout=30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        assert "Traceback" not in child.stderr.read()
+    finally:
+        child.kill()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+def test_told_twice_it_stops_at_once_without_a_traceback(folder: Path) -> None:
+    command = [sys.executable, "-c", SLOW, "serve", str(folder), "--port", "0", "--device", "cpu", "--engine", "own"]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+    try:
+        assert child.stderr is not None
+        address = next(word for word in child.stderr.readline().replace(",", "").split() if word.startswith("http://"))
+        for _ in range(100):
+            try:
+                httpx.get(f"{address}/health", timeout=30)
+                break
+            except httpx.ConnectError:
+                time.sleep(0.1)
+        host, _, port = address.removeprefix("http://").partition(":")
+        body = b'{"prompt": "a", "max_tokens": 60, "min_tokens": 60}'
+        with socket.create_connection((host, int(port))) as asking:
+            asking.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            while "fullband_running_sequences 1.0" not in httpx.get(f"{address}/metrics", timeout=30).text:
+                time.sleep(0.02)
+            child.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert child.poll() is None, "it finishes what was begun"
+            child.send_signal(signal.SIGINT)
+            child.wait(timeout=30)
         assert "Traceback" not in child.stderr.read()
     finally:
         child.kill()

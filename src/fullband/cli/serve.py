@@ -76,7 +76,9 @@ def serve(
     scheduler = Scheduler(LocalEngine(network), tokenizer, rows, waiting, network.trunk.device)
     settings = Settings(name=model.resolve().name, mode=mode, key=key or None, seconds=timeout, playground=playground)
     app = Server(scheduler, tokenizer, template if template.is_own else None, settings).app()
-    config = uvicorn.Config(app, host, port, log_level="warning", timeout_keep_alive=30, timeout_graceful_shutdown=30, server_header=False)
+    config = uvicorn.Config(
+        app, host, port, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30, timeout_graceful_shutdown=30
+    )
     sockets = [listen(host, port)]
     address = f"http://{host}:{sockets[0].getsockname()[1]}"
     messages().print(f"{folder}: serving at {address}, mode {mode}" + ("; open it in a browser" if playground else ""), soft_wrap=True)

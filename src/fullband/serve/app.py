@@ -121,8 +121,8 @@ class _Streamed(StreamingResponse):
             # a second more, in which the chunks say themselves that the time is over
             async with asyncio.timeout(max(0.0, self._until - time.monotonic()) + 1):
                 await super().__call__(scope, receive, send)
-        except TimeoutError:
-            pass  # the server closes a connection whose answer is not complete
+        except (TimeoutError, asyncio.CancelledError):
+            pass  # the time is over, or the server stops: it closes a connection whose answer is not complete
         finally:
             for stream in self._opened:
                 stream.close()
@@ -170,6 +170,8 @@ class Server:
                 response = APIError(400, str(error)).response()
             except ClientDisconnect:
                 response = Response(status_code=499)
+            except asyncio.CancelledError:  # by nobody but a server that stops and has waited long enough
+                response = APIError(503, "the server is shutting down", "server_error").response()
             self.metrics.answered(request.url.path, response.status_code, time.monotonic() - begun)
             return response
 

@@ -180,10 +180,10 @@ class Scheduler:
         """Raises ValueError for a request that can't be served, before it waits."""
         if not request.prompt:
             raise ValueError("the prompt must have at least one token")
+        request.options.limits([len(request.prompt)], self._limits_of)
         for place, token in enumerate(request.prompt):
             if not 0 <= token < self.engine.vocab_size:
                 raise ValueError(f"prompt: token id {token} at position {place} is outside 0 to {self.engine.vocab_size - 1}")
-        request.options.limits([len(request.prompt)], self._limits_of)
         if request.options.n > self.most_rows:
             raise ValueError(f"n must be at most {self.most_rows}, got {request.options.n}")
 
