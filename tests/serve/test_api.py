@@ -150,6 +150,7 @@ def test_a_model_without_template_refuses_chat(serving: Callable[..., str]) -> N
         ({"prompt": "a", "logit_bias": {"1": 2}}, 400, "logit_bias is not supported"),
         ({"prompt": "a", "temprature": 1}, 400, "temprature"),
         ({"prompt": "a" * 500}, 400, "context of 96"),
+        ({"prompt": "a" * 30_000}, 400, "30000 characters do not fit"),
         ({"prompt": [5, 400]}, 400, "outside 0 to 256"),
         ({"prompt": []}, 400, "prompt"),
         ({"prompt": ""}, 400, "at least one token"),

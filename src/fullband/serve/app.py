@@ -31,6 +31,8 @@ from fullband.serve.schemas import ChatRequest, CompletionRequest
 from fullband.serve.views import ViewRequest, by_passes
 from fullband.strict import parse
 
+LONGEST_TOKEN = 256  # characters, on average over a context: no text has longer ones
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -251,6 +253,11 @@ class Server:
 
     def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
         """Of long texts this takes seconds, so it has no place in the loop."""
+        most = LONGEST_TOKEN * self.scheduler.engine.context
+        for prompt in prompts:
+            if isinstance(prompt, str) and len(prompt) > most:  # before it is tokenised, which takes seconds for megabytes
+                context = self.scheduler.engine.context
+                raise ValueError(f"prompt: {len(prompt)} characters do not fit the model's context of {context} tokens")
         return [self.tokenizer.begin(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _check_model(self, name: str | None) -> None:
