@@ -16,7 +16,6 @@ from fullband.decode.texts import TextCompletion
 
 if TYPE_CHECKING:
     from fullband.decode.modes import ModeName
-    from fullband.feedback_config import FeedbackPasses
 
 NARROW = 90  # columns below which the answers stand one under the other
 ENDED = {"stop": "complete", "length": "cut off at the limit", "cancelled": "cancelled"}
@@ -142,7 +141,7 @@ def mode_table(described: dict[str, Any], several: bool) -> tuple[list[str], lis
         differing = ["", ""] if mode == "standard" else [same, part(row["first_difference_median"])]
         each = "-" if row["seconds_per_step"] is None else seconds(row["seconds_per_step"])
         took = [seconds(row["first_token_seconds"]), each, seconds(row["seconds"])]
-        rows.append((mode, [passes_text(row["feedback_passes"]), f"{row['tokens_median']:g}", ended, *differing, *took]))
+        rows.append((mode, [str(row["feedback_passes"]), f"{row['tokens_median']:g}", ended, *differing, *took]))
     return headings, rows
 
 
@@ -161,12 +160,6 @@ def compute_note(described: dict[str, Any]) -> str:
         f"The modes do not cost the same: fused {reads}; soft and fused also compute the fusion at every new token. "
         '"Differs at" is the first token, counted from 0, that differs from standard.'
     )
-
-
-def passes_text(feedback_passes: FeedbackPasses) -> str:
-    if isinstance(feedback_passes, str):
-        return {"exact": "single positions", "converged": "passes until settled"}[feedback_passes]
-    return f"{1 + feedback_passes} pass{'es' * (feedback_passes > 0)}"
 
 
 def part(place: float | None) -> str:
