@@ -91,6 +91,10 @@ def expected(here: Any, given: list[list[int]], mode: str, passes: int | None, n
     return [generate(here, [prompt], mode, passes, max_new_tokens=new)[0].tokens for prompt in given]
 
 
+def carried(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model.carried
+
+
 @pytest.fixture(scope="module")
 def llm(start: Callable[..., Any]) -> Any:
     return start()
@@ -120,16 +124,15 @@ def test_the_default_mode_is_the_models(llm: Any, here: Any) -> None:
 
 def test_a_wrong_history_is_seen(llm: Any, here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: states handed to another request."""
-    from fullband.vllm.worker import FullBandRunner
+    from fullband.vllm.carried import Carried
 
-    real = FullBandRunner._plan
+    real = Carried.before_generated
 
-    def rotated(self: Any, rows: Any) -> Any:
-        plan = real(self, rows)
-        plan.before = plan.before[1:] + plan.before[:1]
-        return plan
+    def rotated(self: Any, chunks: Any) -> Any:
+        rows, before = real(self, chunks)
+        return rows, before[1:] + before[:1]
 
-    monkeypatch.setattr(FullBandRunner, "_plan", rotated)
+    monkeypatch.setattr(Carried, "before_generated", rotated)
     given = prompts(8)
     found = answers(llm, given, [asked("soft", None, 30)] * 8)
     assert sum(one == other for one, other in zip(found, expected(here, given, "soft", None, 30), strict=True)) <= 1
@@ -138,8 +141,7 @@ def test_a_wrong_history_is_seen(llm: Any, here: Any, monkeypatch: pytest.Monkey
 def test_no_state_is_left_behind(llm: Any) -> None:
     answers(llm, prompts(2), [asked("soft", None, 3)] * 2)
     answers(llm, prompts(1), [asked("standard", None, 2)])
-    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    assert len(runner._histories) <= 1, "of the request that ended last: vLLM says so with the next step"
+    assert len(carried(llm).histories) <= 1, "of the request that ended last: vLLM says so with the next step"
 
 
 @pytest.mark.parametrize(
