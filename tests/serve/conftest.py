@@ -53,7 +53,7 @@ def serving(scheduler: Scheduler) -> Iterator[Callable[..., str]]:
 
     running: list[Any] = []
 
-    def start(template: Any = None, **settings: Any) -> str:
+    def start(template: Any = None, scheduler: Scheduler = scheduler, **settings: Any) -> str:
         app = Server(scheduler, ByteTokenizer(), template, Settings(**{"name": "tiny", **settings})).app()
         config = uvicorn.Config(app, "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=5)
         bound = socket.socket()

@@ -40,6 +40,9 @@ def serve(
     ] = None,
     rows: Annotated[int, typer.Option(min=1, max=4096, help="Maximum number of sequences decoded together.")] = 16,
     waiting: Annotated[int, typer.Option(min=0, help="Maximum number of waiting requests; more get status 429.")] = 256,
+    prefix_cache: Annotated[
+        int, typer.Option(min=0, metavar="MIB", help="Maximum memory for beginnings of prompts kept for later ones; 0 = none.")
+    ] = 512,
     timeout: Annotated[float, typer.Option(min=1, help="Maximum number of seconds for an answer.")] = 600.0,
     playground: Annotated[bool, typer.Option("--playground/--no-playground", help="Show a page at / to try the model.")] = True,
     engine: Annotated[
@@ -73,7 +76,7 @@ def serve(
     resolve_mode(mode)
     network, tokenizer, folder = open_model(model, device, dtype)
     template = load_chat_template(folder)
-    scheduler = Scheduler(LocalEngine(network), tokenizer, rows, waiting, network.trunk.device)
+    scheduler = Scheduler(LocalEngine(network, prefix_bytes=prefix_cache * 2**20), tokenizer, rows, waiting, network.trunk.device)
     settings = Settings(name=model.resolve().name, mode=mode, key=key or None, seconds=timeout, playground=playground)
     app = Server(scheduler, tokenizer, template if template.is_own else None, settings).app()
     config = uvicorn.Config(

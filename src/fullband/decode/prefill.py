@@ -92,9 +92,9 @@ def prefill_reported(
     if feedback_passes == "converged":
         state, _, report = prefill_converged(model, aligned, keep=keep)
         return state, report
-    for done, output in run_chunks(model, aligned, Prefilled.empty(feedback_passes), chunk, keep):  # noqa: B007  (earlier ones are dropped)
+    for done, outputs in run_chunks(model, aligned, Prefilled.empty(feedback_passes), chunk, keep):  # noqa: B007  (earlier ones are dropped)
         pass
-    return done.state(aligned, output.top_BTD[:, -1]), None
+    return done.state(aligned, outputs[-1].top_BTD[:, -1]), None
 
 
 @torch.no_grad()
@@ -113,7 +113,7 @@ def prefill_with_states(
         state, top_BTD, _ = prefill_converged(model, aligned, keep=keep)
         return state, [row[:length] for row, length in zip(top_BTD, lengths, strict=True)]
     done, parts = zip(*run_chunks(model, aligned, Prefilled.empty(feedback_passes), chunk, keep), strict=True)
-    top_BTD = torch.cat([part.top_BTD for part in parts], dim=1)
+    top_BTD = torch.cat([outputs[-1].top_BTD for outputs in parts], dim=1)
     return done[-1].state(aligned, top_BTD[:, -1]), [row[len(row) - length :] for row, length in zip(top_BTD, lengths, strict=True)]
 
 
@@ -152,9 +152,9 @@ def run_chunks(
     chunk: int | None = None,
     keep: CacheKeep = "window",
     goes_on: bool = False,
-) -> Iterator[tuple[Prefilled, PassOutput]]:
-    """(where every pass stands after a chunk, the last one's output), chunk by chunk, from `before` on. Without
-    anything that `goes_on` after these slots, only the last pass keeps its cache in the last chunk."""
+) -> Iterator[tuple[Prefilled, list[PassOutput]]]:
+    """(where every pass stands after a chunk, their outputs), chunk by chunk, from `before` on. Without anything that `goes_on` after
+    these slots, only the last pass keeps its cache in the last chunk."""
     if chunk is not None and chunk < 1:
         raise ValueError(f"a chunk must have at least one position, got {chunk}")
     length = aligned.tokens_BT.shape[1]
@@ -164,11 +164,11 @@ def run_chunks(
         inputs, lower = below(model, aligned.tokens_BT[:, here], aligned.layout[:, here], before.below, keep)
         if before.exact:
             state, output = sequential(model, inputs, before.passes[0], keep)
-            passes = [state]
+            passes, outputs = [state], [output]
         else:
-            passes, output = passes_over(model, inputs, before.passes, keep, more=goes_on or start + size < length)
+            passes, outputs = passes_over(model, inputs, before.passes, keep, more=goes_on or start + size < length)
         before = Prefilled(tuple(passes), before.exact, lower)
-        yield before, output
+        yield before, outputs
 
 
 @dataclass(frozen=True)
@@ -207,24 +207,41 @@ def prefill_after(
 
     Raises ValueError as `prefill` does.
     """
+    aligned = align_after(model, len(prefix.tokens), continuations)
+    start = prefix.prefilled.select(torch.zeros_like(aligned.lengths_B))
+    done, parts = zip(*run_chunks(model, aligned, start, chunk, "all"), strict=True)
+    top_BTD, states_BTD = (torch.cat(whole, dim=1) for whole in zip(*(outputs[-1][:2] for outputs in parts), strict=True))
+    return state_after(start, aligned, len(prefix.tokens), done[-1], top_BTD, states_BTD, keep)
+
+
+def align_after(model: FeedbackModel, before: int, continuations: TokenLists) -> AlignedPrompts:
+    """Continuations of `before` tokens, padded on the right. Raises ValueError as `prefill_after`."""
     aligned = align_prompts(model.trunk, continuations).padded_right()
-    before, longest = len(prefix.tokens), int(aligned.lengths_B.max())
+    longest = int(aligned.lengths_B.max())
     if before + longest > model.trunk.context:
         number = int(aligned.lengths_B.argmax())
         raise ValueError(
             f"prompt {number} has {longest} tokens after a prefix of {before}; they do not fit the model's context of {model.trunk.context}"
         )
-    if aligned.layout.positions_BT is not None:
-        aligned = replace(aligned, layout=replace(aligned.layout, positions_BT=aligned.layout.positions_BT + before))
-    rows_B = torch.arange(len(aligned.tokens_BT), device=aligned.lengths_B.device)
-    start = prefix.prefilled.select(torch.zeros_like(rows_B))
-    done, parts = zip(*run_chunks(model, aligned, start, chunk, "all"), strict=True)
-    lengths_B, ragged = before + aligned.lengths_B, aligned.layout.documents_BT is not None
-    cache, lower = (_to_decode(cache, lengths_B if ragged else None, keep) for cache in (done[-1].passes[-1].cache, done[-1].below))
-    earlier_BWD = start.passes[-1].before_BWD
-    assert earlier_BWD is not None
-    states_BTD = torch.cat([earlier_BWD, *(part.states_BTD for part in parts)], dim=1)
-    nearest_BW = aligned.lengths_B[:, None] + torch.arange(earlier_BWD.shape[1], device=rows_B.device)
-    top_BD = torch.cat([part.top_BTD for part in parts], dim=1)[rows_B, aligned.lengths_B - 1]
-    fed = PassState(cache, states_BTD[rows_B[:, None], nearest_BW])
-    return DecodeState(fed, lower, top_BD, lengths_B, torch.zeros_like(lengths_B) if ragged else None)
+    if aligned.layout.positions_BT is None:
+        return aligned
+    return replace(aligned, layout=replace(aligned.layout, positions_BT=aligned.layout.positions_BT + before))
+
+
+def state_after(
+    start: Prefilled, aligned: AlignedPrompts, before: int, done: Prefilled, top_BTD: Tensor, states_BTD: Tensor, keep: CacheKeep
+) -> DecodeState:
+    """What decoding goes on from after `aligned` continuations of `before` tokens (`start`), run whole with all keys (`done`, the top
+    states, the last pass's states)."""
+    ragged, lengths_B = aligned.layout.documents_BT is not None, before + aligned.lengths_B
+    cache, lower = (_to_decode(cache, lengths_B if ragged else None, keep) for cache in (done.passes[-1].cache, done.below))
+    rows_B, last_B = torch.arange(len(lengths_B), device=lengths_B.device), aligned.lengths_B - 1
+    earlier_BWD, after_BWD = start.passes[-1].before_BWD, done.passes[-1].before_BWD
+    assert after_BWD is not None
+    if ragged:  # where the shorter ones end, the block has not
+        window = after_BWD.shape[1]
+        earlier_BWD = after_BWD.new_zeros(after_BWD.shape) if earlier_BWD is None else earlier_BWD
+        nearest_BW = aligned.lengths_B[:, None] + torch.arange(window, device=rows_B.device)
+        after_BWD = torch.cat([earlier_BWD, states_BTD], dim=1)[rows_B[:, None], nearest_BW]
+    documents_B = torch.zeros_like(lengths_B) if ragged else None
+    return DecodeState(PassState(cache, after_BWD), lower, top_BTD[rows_B, last_B], lengths_B, documents_B)

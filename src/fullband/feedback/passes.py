@@ -183,17 +183,17 @@ def sequential(
 
 def passes_over(
     model: FeedbackModel, inputs: Inputs, states: Sequence[PassState], keep: Keep, more: bool = True
-) -> tuple[list[PassState], PassOutput]:
-    """Every pass over the next positions: `states` are those of pass 1 (without feedback), 2, … before them. (The states after; the last
-    pass's output.) Without `more` positions to come, only the last pass keeps its cache."""
-    earlier: Keep = "window" if more else "none"
+) -> tuple[list[PassState], list[PassOutput]]:
+    """Every pass over the next positions: `states` are those of pass 1 (without feedback), 2, … before them. (The states after; the passes'
+    outputs.) Without `more` positions to come, only the last pass keeps its cache."""
+    earlier: Keep = keep if more else "none"
     keeps = [*[earlier] * (len(states) - 1), keep]
     output = plain_pass(model, inputs, states[0].cache, keeps[0])
     plan = (Pass(0, before.before_BWD, own.cache, kept) for before, own, kept in zip(states, states[1:], keeps[1:], strict=False))
     outputs = [output, *parallel(model, inputs, output, plan)]
     roll = model.connection.roll
     after = [PassState(done.cache, roll(state.before_BWD, done.states_BTD)) for state, done in zip(states, outputs, strict=True)]
-    return after, outputs[-1]
+    return after, outputs
 
 
 def check_length(model: FeedbackModel, length: int) -> None:

@@ -76,10 +76,10 @@ class FeedbackCache(TransformersCache):
         if self._snapshot is not None and self._snapshot.feedback_passes == passes:
             after = self._snapshot.rest_of(aligned)
             before, rest = (self._snapshot.prefilled, after) if after is not None else (before, aligned)
-        for before, output in run_chunks(model, rest, before, chunk, goes_on=True):  # noqa: B007, B020
+        for before, outputs in run_chunks(model, rest, before, chunk, goes_on=True):  # noqa: B007, B020
             pass
         self._snapshot = Snapshot(aligned, passes, before)
-        self.state = before.state(aligned, output.top_BTD[:, -1])
+        self.state = before.state(aligned, outputs[-1].top_BTD[:, -1])
         return self.state.top_BD
 
     def read_tokens(self, model: FeedbackModel, tokens_BT: Tensor) -> Tensor:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fullband.decode.modes import Mode, step
-from fullband.decode.prefill import Prefilled, prefill_reported, run_chunks
+from fullband.decode.prefill import Prefilled, align_after, prefill_reported, run_chunks, state_after
 from fullband.decode.prompts import align_prompts
 from fullband.feedback.passes import FeedbackModel
 from fullband.feedback.state import DecodeState
+from fullband.feedback_config import FeedbackPasses
+from fullband.serve.prefixes import Prefix, PrefixCache
 
 
 class Prefill(NamedTuple):
-    """Prompts that were prefilled: the state after them, and the top states [tokens, D] of each where they were asked for."""
+    """Prompts that were prefilled.
+
+    state    after them
+    states   top states [tokens, D] of each, where they were asked for
+    cached   how many tokens of each were not run, as a prompt that is kept begins with them
+    """
 
     state: Any
     states: list[Tensor] | None
+    cached: Sequence[int]
 
 
 class Engine(Protocol):
@@ -30,6 +38,10 @@ class Engine(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of prompts that are kept for later ones which begin as they do."""
 
     def prefill(self, prompts: Sequence[Sequence[int]], mode: Mode, wants_states: bool = False) -> Iterator[Prefill | None]:
         """Run prompts in parts: None after each, the whole at last. So long prompts hold up the others for one part at a time."""
@@ -53,9 +65,11 @@ class Engine(Protocol):
 class LocalEngine:
     """`Engine` of a model of ours, native or converted, in this process."""
 
-    def __init__(self, model: FeedbackModel, chunk: int = 512):
-        """`chunk`: positions of a prompt that are run at a time."""
+    def __init__(self, model: FeedbackModel, chunk: int = 512, prefix_bytes: int = 0):
+        """`chunk`: positions of a prompt that are run at a time; `prefix_bytes`: of prompts that may be kept for later ones, which needs a
+        model without recurrent layers."""
         self.model, self.chunk = model, chunk
+        self.prefixes = PrefixCache(prefix_bytes if model.trunk.can_crop_cache else 0)
 
     @property
     def context(self) -> int:
@@ -65,22 +79,66 @@ class LocalEngine:
     def vocab_size(self) -> int:
         return self.model.trunk.vocab_size
 
+    @property
+    def kept_bytes(self) -> int:
+        return self.prefixes.bytes
+
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]], mode: Mode, wants_states: bool = False) -> Iterator[Prefill | None]:
-        aligned = align_prompts(self.model.trunk, prompts)
+        if self.prefixes.limit and not wants_states and mode.feedback_passes != "converged":
+            yield from self._prefill_sharing(prompts, mode.feedback_passes)
+            return
+        aligned, none = align_prompts(self.model.trunk, prompts), [0] * len(prompts)
         if mode.feedback_passes == "converged":
             if wants_states:
                 raise ValueError("feedback_passes: 'converged' gives no log-probabilities of the prompt; use a number or 'exact'")
-            yield Prefill(prefill_reported(self.model, aligned, "converged")[0], None)
+            yield Prefill(prefill_reported(self.model, aligned, "converged")[0], None, none)
             return
         parts = []
-        for done, output in run_chunks(self.model, aligned, Prefilled.empty(mode.feedback_passes), self.chunk):  # noqa: B007
+        for done, outputs in run_chunks(self.model, aligned, Prefilled.empty(mode.feedback_passes), self.chunk):  # noqa: B007
             if wants_states:
-                parts.append(output.top_BTD)
+                parts.append(outputs[-1].top_BTD)
             yield None
         top_BTD = torch.cat(parts, dim=1) if wants_states else None
         states = None if top_BTD is None else [row[-len(prompt) :] for row, prompt in zip(top_BTD, prompts, strict=True)]
-        yield Prefill(done.state(aligned, output.top_BTD[:, -1]), states)
+        yield Prefill(done.state(aligned, outputs[-1].top_BTD[:, -1]), states, none)
+
+    def _prefill_sharing(self, prompts: Sequence[Sequence[int]], passes: FeedbackPasses) -> Iterator[Prefill | None]:
+        """`prefill` from kept beginnings on; prompts that go on from the same one are run together."""
+        found = [self.prefixes.find(passes, prompt) for prompt in prompts]
+        order: list[int] = []
+        states: list[DecodeState] = []
+        for begin in dict.fromkeys(found):
+            rows = [row for row, other in enumerate(found) if other == begin]
+            state = yield from self._prefill_after(*begin, [prompts[row] for row in rows], passes)
+            order, states = order + rows, [*states, state]
+        joined = self.join(states)
+        state = joined if order == sorted(order) else self.release(joined, [order.index(row) for row in range(len(order))])
+        yield Prefill(state, None, [length for _, length in found])
+
+    def _prefill_after(
+        self, prefix: Prefix | None, length: int, prompts: Sequence[Sequence[int]], passes: FeedbackPasses
+    ) -> Generator[None, None, DecodeState]:
+        """The state after prompts that begin with the first `length` tokens of a prefix."""
+        model = self.model
+        aligned = align_after(model, length, [prompt[length:] for prompt in prompts])
+        start = Prefilled.empty(passes) if prefix is None else prefix.first(length, model.connection)
+        if prefix is not None and len(prompts) > 1:
+            start = start.select(torch.zeros_like(aligned.lengths_B))
+        parts = []
+        for done, outputs in run_chunks(model, aligned, start, self.chunk, "all", goes_on=True):  # noqa: B007
+            parts.append([outputs[-1].top_BTD, *(output.states_BTD for output in outputs)])
+            yield None
+        top_BTD, *states = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+        begun = [] if prefix is None else [prefix.states]
+        for row, prompt in enumerate(prompts):
+            own = [states_BTD[row : row + 1, : len(prompt) - length] for states_BTD in states]
+            whole = [
+                torch.cat([*(states_1TD[:, :length] for states_1TD in before), after], 1)
+                for *before, after in zip(*begun, own, strict=True)
+            ]
+            self.prefixes.keep(passes, prompt, done, row, whole)
+        return state_after(start, aligned, length, done, top_BTD, states[-1], "window")
 
     def head(self, states_ND: Tensor) -> Tensor:
         with torch.no_grad():

@@ -43,10 +43,13 @@ class _Scheduled:
         scheduler, counters = self.scheduler, self.scheduler.counters
         yield GaugeMetricFamily("fullband_running_sequences", "sequences in the running batch", scheduler.running)
         yield GaugeMetricFamily("fullband_waiting_requests", "requests that wait for a place", scheduler.waiting)
+        yield GaugeMetricFamily("fullband_prefix_bytes", "beginnings of prompts that are kept", scheduler.engine.kept_bytes)
         for name, words in {
             "requests": "requests taken",
             "cancelled": "requests cancelled",
-            "prompt_tokens": "tokens of prompts that were prefilled",
+            "prompt_tokens": "tokens of prompts",
+            "prefix_hits": "prompts that began as one that was kept",
+            "cached_tokens": "tokens of prompts that were not run again",
             "new_tokens": "tokens made",
             "steps": "steps of the running batch",
         }.items():

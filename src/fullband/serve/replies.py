@@ -40,10 +40,12 @@ class Reply:
         self.kind, self.prompts, self.n, self._usage_in_stream = kind, prompts, n, usage_in_stream
         self._choices = [_Choice() for _ in range(len(prompts) * n)]
         self._begun: set[int] = set()
+        self._cached = [0] * len(prompts)
         self._head = {"id": f"{kind.prefix}-{uuid.uuid4().hex[:24]}", "created": int(time.time()), "model": model}
 
     def take(self, prompt: int, event: Event) -> None:
         """Note an event of prompt number `prompt`."""
+        self._cached[prompt] = max(self._cached[prompt], event.cached)
         for index in self._concerned(prompt, event):
             choice = self._choices[index]
             choice.pieces.append(event.text)
@@ -78,14 +80,15 @@ class Reply:
     def _infos(self, event: Event) -> list[TokenInfo]:
         return event.prompt if event.prompt is not None else [event.token] if event.token is not None else []
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         read = sum(map(len, self.prompts))
         made = sum(len(choice.tokens) for choice in self._choices)
         if getattr(self.kind, "only_prompt", False):
             made = 0
         elif getattr(self.kind, "echoes_tokens", False):
             made -= read * self.n
-        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+        cached = {"cached_tokens": sum(self._cached)}
+        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made, "prompt_tokens_details": cached}
 
 
 @dataclass

@@ -39,6 +39,7 @@ class Event:
     token     none for a stop id, which is not among the tokens
     prompt    of the first event of a request that asked for them: the prompt's own tokens with their log-probabilities
     error     why the request ended without an answer
+    cached    tokens of the prompt that were not run again
     """
 
     row: int
@@ -47,6 +48,7 @@ class Event:
     finish_reason: str | None = None
     prompt: list[TokenInfo] | None = None
     error: str | None = None
+    cached: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +72,11 @@ class Request:
 class _Row:
     """One sample of a request."""
 
-    def __init__(self, request: Request, number: int, limit: int, tokenizer: Tokenizer, stops: list[int], vocab_size: int, device: Any):
+    def __init__(
+        self, request: Request, number: int, limit: int, tokenizer: Tokenizer, stops: list[int], vocab_size: int, device: Any, cached: int
+    ):
         options = request.options
-        self.request, self.number, self.left, self.made = request, number, limit, 0
+        self.request, self.number, self.left, self.made, self.cached = request, number, limit, 0, cached
         self.text = RowText(tokenizer, request.prompt, options.stop_strings, options.min_new_tokens)
         self.stops = stops
         self.sampler = Sampler(options, [(0, number)], limit, device, stops)
@@ -112,9 +116,9 @@ class _Row:
             if counted is not None:
                 counted[token] = True if counted.dtype == torch.bool else counted[token] + 1
         if token in self.stops:
-            return Event(self.number, self.text.finish(), finish_reason="stop")
+            return Event(self.number, self.text.finish(), finish_reason="stop", cached=self.cached)
         piece, reason = self.text.take(token, None if self.left else "length")
-        return Event(self.number, piece, info, reason)
+        return Event(self.number, piece, info, reason, cached=self.cached)
 
 
 def describe(logits_V: Tensor, token: int, most: int) -> TokenInfo:
@@ -140,6 +144,8 @@ class Counters:
     requests: int = 0
     cancelled: int = 0
     prompt_tokens: int = 0
+    prefix_hits: int = 0
+    cached_tokens: int = 0
     new_tokens: int = 0
     steps: int = 0
 
@@ -306,18 +312,20 @@ class Scheduler:
         if any(request.options.n > 1 for request in requests):
             state = engine.release(state, [number for number, request in enumerate(requests) for _ in range(request.options.n)])
         joined = state if group.state is None else engine.join([group.state, state])
-        rows = [row for request in requests for row in self._rows_of(request)]
+        rows = [row for request, cached in zip(requests, done.cached, strict=True) for row in self._rows_of(request, cached)]
         for number, request in enumerate(requests):
             self.counters.prompt_tokens += len(request.prompt)
+            self.counters.prefix_hits += done.cached[number] > 0
+            self.counters.cached_tokens += done.cached[number]
             if done.states is not None:
                 self._emit(request, Event(0, prompt=self._prompt_logprobs(request, done.states[number])))
         group.state, group.rows = joined, group.rows + rows
 
-    def _rows_of(self, request: Request) -> list[_Row]:
+    def _rows_of(self, request: Request, cached: int) -> list[_Row]:
         options, vocab_size = request.options, self.engine.vocab_size
         (limit,) = options.limits([len(request.prompt)], self._limits_of)
         stops = self._stops if options.stop_ids is None else list(options.stop_ids)
-        return [_Row(request, number, limit, self.tokenizer, stops, vocab_size, self.device) for number in range(options.n)]
+        return [_Row(request, number, limit, self.tokenizer, stops, vocab_size, self.device, cached) for number in range(options.n)]
 
     def _prompt_logprobs(self, request: Request, states_TD: Tensor) -> list[TokenInfo]:
         """The first token has none: nothing comes before it."""
