@@ -61,8 +61,14 @@ def batches(draw: random.Random, vocabulary: int) -> tuple[list[list[list[int]]]
 
     first, other = some(18), some(11)
     return (
-        [[first + some(2), other], [first + some(1), first + some(7), some(3), first[:9] + some(1)], [first], [other + some(4)], [other]],
-        [[0, 0], [16, 16, 0, 8], [16], [8], [8]],
+        [
+            [first + some(2), other],
+            [first + some(1), some(3), first[:9] + some(1), first + some(7), some(5)],
+            [first],
+            [other + some(4)],
+            [other],
+        ],
+        [[0, 0], [16, 0, 8, 16, 0], [16], [8], [8]],
     )
 
 

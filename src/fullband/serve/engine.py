@@ -113,8 +113,9 @@ class LocalEngine:
             state = yield from self._prefill_after(*begin, [prompts[row] for row in rows], passes)
             order, states = order + rows, [*states, state]
         joined = self.join(states)
-        state = joined if order == sorted(order) else self.release(joined, [order.index(row) for row in range(len(order))])
-        yield Prefill(state, None, [length for _, length in found])
+        if order != sorted(order):
+            joined = joined.select(torch.tensor(order, device=joined.top_BD.device).argsort())
+        yield Prefill(joined, None, [length for _, length in found])
 
     def _prefill_after(
         self, prefix: Prefix | None, length: int, prompts: Sequence[Sequence[int]], passes: FeedbackPasses
