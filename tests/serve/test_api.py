@@ -17,7 +17,7 @@ import pytest
 
 from fullband.data.chat_template import ChatTemplate
 from fullband.data.tokenizers import ByteTokenizer
-from fullband.decode import generate_texts
+from fullband.decode import generate_texts, score
 from fullband.decode.options import GenerateOptions
 from fullband.model import FullBandModel
 from fullband.serve.scheduler import Scheduler
@@ -86,6 +86,31 @@ def test_echo_with_log_probabilities_scores_a_text(served_model: FullBandModel, 
     expected = [float(plain[place, token]) for place, token in enumerate(b"ello")]
     assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-9)
     assert found.usage and found.usage.completion_tokens == 0
+
+
+def test_token_ids_come_with_the_stop_id_and_its_log_probability(served_model: FullBandModel, serving: Callable[..., str]) -> None:
+    """What a trainer needs of an answer: all that was sampled."""
+    address = serving(template=TEMPLATE)
+    asked = {"prompt": "ab", "max_tokens": 40, "temperature": 4.0, "seed": 8, "n": 4, "logprobs": 0, "return_token_ids": True}
+    whole = post(address, **asked).json()
+    ended = [choice for choice in whole["choices"] if choice["finish_reason"] == "stop"]
+    assert ended and all(choice["token_ids"][-1] == 256 and 256 not in choice["token_ids"][:-1] for choice in ended)
+    for choice in whole["choices"]:
+        ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        expected, _ = score(served_model, list(b"ab"), ids)
+        assert choice["prompt_token_ids"] == list(b"ab") and logprobs == pytest.approx(expected.tolist(), abs=1e-8)
+    assert whole["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in whole["choices"])
+    with httpx.stream("POST", f"{address}/v1/completions", json={**asked, "n": 1, "stream": True}, timeout=30) as stream:
+        chunks = [json.loads(line[6:])["choices"][0] for line in stream.iter_lines() if line.startswith("data: {")]
+    assert [token for chunk in chunks for token in chunk["token_ids"]] == whole["choices"][0]["token_ids"]
+    assert [chunk["prompt_token_ids"] for chunk in chunks if chunk["prompt_token_ids"]] == [list(b"ab")]
+    echoed = post(address, **{**asked, "echo": True}).json()["choices"][0]
+    assert echoed["token_ids"] == whole["choices"][0]["token_ids"]
+    messages = [{"role": "user", "content": "hi"}]
+    chat = post(address, "/v1/chat/completions", messages=messages, max_tokens=3, logprobs=True, return_token_ids=True).json()
+    assert chat["prompt_token_ids"] == list(b"user:hi\na:") and len(chat["choices"][0]["token_ids"]) == 3
+    without = post(address, **{**asked, "return_token_ids": False}).json()["choices"]
+    assert all("token_ids" not in choice and "token_id:256" not in choice["logprobs"]["tokens"] for choice in without)
 
 
 @pytest.mark.parametrize(("mode", "passes"), [("standard", 0), ("fused", 2), ("fused", "exact")])

@@ -29,6 +29,7 @@ class Kind(Protocol):
     prefix: str
     whole: str
     chunk: str
+    asked: CompletionRequest | ChatRequest
 
     def choice(self, index: int, text: str, infos: list[TokenInfo], reason: str | None, streamed: bool, first: bool) -> dict[str, Any]: ...
 
@@ -36,12 +37,12 @@ class Kind(Protocol):
 class Reply:
     """The answer to one request: `n` samples of each prompt, numbered through."""
 
-    def __init__(self, model: str, kind: Kind, prompts: Sequence[list[int]], n: int, usage_in_stream: bool):
+    def __init__(self, model: str, kind: Kind, prompts: Sequence[list[int]], n: int, usage_in_stream: bool, more: dict[str, Any] = {}):  # noqa: B006
         self.kind, self.prompts, self.n, self._usage_in_stream = kind, prompts, n, usage_in_stream
         self._choices = [_Choice() for _ in range(len(prompts) * n)]
         self._begun: set[int] = set()
         self._cached = [0] * len(prompts)
-        self._head = {"id": f"{kind.prefix}-{uuid.uuid4().hex[:24]}", "created": int(time.time()), "model": model}
+        self._head = {"id": f"{kind.prefix}-{uuid.uuid4().hex[:24]}", "created": int(time.time()), "model": model} | more
 
     def take(self, prompt: int, event: Event) -> None:
         """Note an event of prompt number `prompt`."""
@@ -78,7 +79,10 @@ class Reply:
         return range(first, first + self.n) if event.prompt is not None else range(first + event.row, first + event.row + 1)
 
     def _infos(self, event: Event) -> list[TokenInfo]:
-        return event.prompt if event.prompt is not None else [event.token] if event.token is not None else []
+        if event.prompt is not None:
+            return event.prompt
+        made = event.token or (event.stop if self.kind.asked.return_token_ids else None)
+        return [] if made is None else [made]
 
     def _usage(self) -> dict[str, Any]:
         read = sum(map(len, self.prompts))
@@ -117,7 +121,12 @@ class _Completions:
             infos = infos[: len(prompt)] if not streamed or first else []
         if self.asked.echo:
             text = (self.tokenizer.decode(prompt) if first else "") + ("" if self.only_prompt else text)
-        return {"index": index, "text": text, "logprobs": self._logprobs(infos, index if streamed else None), "finish_reason": reason}
+        logprobs = self._logprobs(infos, index if streamed else None)
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        if self.asked.return_token_ids:
+            made = infos[len(prompt) :] if self.echoes_tokens and first else infos
+            choice |= {"token_ids": [info.token for info in made], "prompt_token_ids": prompt if first else None}
+        return choice
 
     def _logprobs(self, infos: list[TokenInfo], streamed: int | None) -> dict[str, Any] | None:
         if self.asked.logprobs is None:
@@ -150,7 +159,10 @@ class _Chat:
         if first:
             message = {"role": "assistant", **message}
         logprobs = {"content": [self._token(info) for info in infos]} if self.asked.logprobs else None
-        return {"index": index, "delta" if streamed else "message": message, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": index, "delta" if streamed else "message": message, "logprobs": logprobs, "finish_reason": reason}
+        if self.asked.return_token_ids:
+            choice["token_ids"] = [info.token for info in infos]
+        return choice
 
     def _token(self, info: TokenInfo) -> dict[str, Any]:
         top = [self._named(token, value) for token, value in info.top]
@@ -175,4 +187,5 @@ def completion_reply(model: str, tokenizer: Tokenizer, asked: CompletionRequest,
 
 def chat_reply(model: str, tokenizer: Tokenizer, asked: ChatRequest, prompts: Sequence[list[int]]) -> Reply:
     usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    return Reply(model, _Chat(tokenizer, asked), prompts, asked.n, usage)
+    more = {"prompt_token_ids": prompts[0]} if asked.return_token_ids and not asked.stream else {}  # not in every chunk
+    return Reply(model, _Chat(tokenizer, asked), prompts, asked.n, usage, more)

@@ -40,6 +40,7 @@ class Event:
     prompt    of the first event of a request that asked for them: the prompt's own tokens with their log-probabilities
     error     why the request ended without an answer
     cached    tokens of the prompt that were not run again
+    stop      the stop id that ended the row
     """
 
     row: int
@@ -49,6 +50,7 @@ class Event:
     prompt: list[TokenInfo] | None = None
     error: str | None = None
     cached: int = 0
+    stop: TokenInfo | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +118,7 @@ class _Row:
             if counted is not None:
                 counted[token] = True if counted.dtype == torch.bool else counted[token] + 1
         if token in self.stops:
-            return Event(self.number, self.text.finish(), finish_reason="stop", cached=self.cached)
+            return Event(self.number, self.text.finish(), finish_reason="stop", stop=info, cached=self.cached)
         piece, reason = self.text.take(token, None if self.left else "length")
         return Event(self.number, piece, info, reason, cached=self.cached)
 

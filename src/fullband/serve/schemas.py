@@ -34,6 +34,7 @@ class _Sampling(Strict):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     user: str | None = None
+    return_token_ids: bool = False
     mode: Literal["standard", "soft", "fused"] | None = None
     feedback_passes: FeedbackPasses | None = None
     top_k: int | None = Field(default=None, ge=1)
