@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; _PLACES is the same for
     from fullband.config import Recipe, TrunkConfig, load_recipe
     from fullband.data.batch import Batch
     from fullband.data.tokenizers import load_tokenizer
+    from fullband.decode.answers import answer_logprobs
     from fullband.decode.engine import generate
     from fullband.decode.options import GenerateOptions
     from fullband.decode.prefill import prefill
@@ -46,6 +47,7 @@ _PLACES = {
     "Phase": "feedback_config",
     "Recipe": "config",
     "TrunkConfig": "config",
+    "answer_logprobs": "decode.answers",
     "attach": "hf.convert",
     "detach": "hf.convert",
     "generate": "decode.engine",
@@ -76,6 +78,7 @@ __all__ = [
     "Phase",
     "Recipe",
     "TrunkConfig",
+    "answer_logprobs",
     "attach",
     "detach",
     "generate",

@@ -1,6 +1,7 @@
 """Decoding: prompts (`prompts`) → state (`prefill`) → tokens (`engine`: `stream`, `generate`) → texts (`texts`: `generate_texts`)."""
 
 from fullband.decode.ahead import Rebuilt, rebuild_cache, score
+from fullband.decode.answers import SampledAnswer, answer_logprobs
 from fullband.decode.engine import Completion, FinishReason, NewTokens, TokenStream, collect, generate, stream, stream_from
 from fullband.decode.modes import Mode, ModeName, resolve_mode, step
 from fullband.decode.options import GenerateOptions, GenerateSettings
@@ -20,6 +21,7 @@ __all__ = [
     "NewText",
     "NewTokens",
     "Rebuilt",
+    "SampledAnswer",
     "Sampler",
     "SamplingOptions",
     "SharedPrefix",
@@ -29,6 +31,7 @@ __all__ = [
     "TextSoFar",
     "TextStream",
     "TokenStream",
+    "answer_logprobs",
     "collect",
     "generate",
     "generate_text",
