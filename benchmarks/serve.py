@@ -3,8 +3,8 @@
 All candidates are interleaved in one run, weights random, greedy. Soft / Standard: seconds of a whole batch of requests, by which the
 ratio holds a token. First token: a prompt with one new token, Fused (1 feedback pass) against Standard. A beginning that is kept: the first
 token of a long prompt and a new question, on a server that keeps prompts against one that does not. Throughput: 16 requests at once
-against `generate` of the same 16 prompts as one batch. Targets: at most 1.03 plus the fusion's share of the FLOPs; 2.1; twice the share of
-the tokens that have to be run; at least 0.9.
+against `generate` of the same 16 prompts as one batch. Targets: at most 1.03 plus the fusion's share of the FLOPs; 2.1; 1.2 times what the
+question takes alone; at least 0.9.
 
     python -m benchmarks.serve                        about two minutes
     python -m benchmarks.serve --preset 100m --json - numbers for a machine
@@ -54,8 +54,8 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
 
     many, one, long = prompts(chosen.rows, chosen.prompt), prompts(1, chosen.prompt), prompts(1, chosen.long_prompt)
 
-    def first_of_a_question(server: Scheduler, mode: str) -> None:
-        serve(server, [long[0] + prompts(1, chosen.prompt)[0]], mode, 1)
+    def first(server: Scheduler, before: list[int], mode: str) -> None:
+        serve(server, [before + prompts(1, chosen.prompt)[0]], mode, 1)
 
     candidates: dict[str, Any] = {
         "standard_1": partial(serve, scheduler, one, "standard", chosen.new),
@@ -65,9 +65,10 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
         "generate_16": partial(generate, model, many, "soft", max_new_tokens=chosen.new),
         "first_standard": partial(serve, scheduler, long, "standard", 1),
         "first_fused": partial(serve, scheduler, long, "fused", 1),
-        **{f"anew_{mode}": partial(first_of_a_question, scheduler, mode) for mode in ("standard", "fused")},
-        **{f"kept_{mode}": partial(first_of_a_question, keeping, mode) for mode in ("standard", "fused")},
     }
+    for mode in ("standard", "fused"):
+        for name, server, before in (("alone", scheduler, []), ("anew", scheduler, long[0]), ("kept", keeping, long[0])):
+            candidates[f"{name}_{mode}"] = partial(first, server, before, mode)
     timings = interleave(candidates, chosen.rounds, chosen.clock, "serving")
     scheduler.close(timeout=10)
     keeping.close(timeout=10)
@@ -80,8 +81,8 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
         "throughput": ("generate_16", "soft_16"),
     }
     share = fusion_share(trunk, PAPER, chosen.prompt + chosen.new)
-    anew = 2 * chosen.prompt / (chosen.prompt + chosen.long_prompt)
-    wanted = [1.03 + share, 1.03 + share, 2.1, anew, anew, 0.9]
+    alone = [1.2 * timings.ratio(f"alone_{mode}", f"anew_{mode}") for mode in ("standard", "fused")]
+    wanted = [1.03 + share, 1.03 + share, 2.1, *alone, 0.9]
     return {
         "fusion_share": share,
         "targets": dict(zip(pairs, wanted, strict=True)),

@@ -342,13 +342,12 @@ class Scheduler:
         """A token for every row; those that have ended leave, the others run theirs."""
         logits_NV = self.engine.head(self.engine.top(group.state))
         best = logits_NV.max(dim=-1)
-        greedy = best.indices.tolist()
+        greedy, finite = best.indices.tolist(), best.values.isfinite().tolist()
         tokens: list[int] = []
         kept: list[int] = []
         for place, row in enumerate(group.rows):
             try:
-                plain = row.is_plain and bool(best.values[place].isfinite())
-                info = TokenInfo(greedy[place], None) if plain else row.choose(logits_NV[place : place + 1])
+                info = TokenInfo(greedy[place], None) if row.is_plain and finite[place] else row.choose(logits_NV[place : place + 1])
                 event = row.take(info)
             except Exception as error:
                 self._emit(row.request, Event(row.number, error=_words(error)))
