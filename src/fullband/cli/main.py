@@ -20,6 +20,7 @@ from fullband.cli import (
     generate,
     info,
     lm_eval,
+    mismatch,
     plot,
     probe,
     quickstart,
@@ -57,6 +58,7 @@ app.command("evaluate-loss", epilog=evaluate_loss.EXAMPLES)(at_home(evaluate_los
 app.command("diagnose", epilog=diagnose.EXAMPLES)(at_home(diagnose.diagnose))
 app.command("chat", epilog=chat.EXAMPLES)(at_home(chat.chat))
 app.command("serve", epilog=serve.EXAMPLES)(at_home(serve.serve))
+app.command("mismatch", epilog=mismatch.EXAMPLES)(at_home(mismatch.mismatch))
 app.command("convert", epilog=convert.EXAMPLES)(at_home(convert.convert))
 app.command("detach", epilog=detach.EXAMPLES)(at_home(detach.detach))
 app.command("info", epilog=info.EXAMPLES)(at_home(info.info))
