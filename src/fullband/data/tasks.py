@@ -117,9 +117,14 @@ def group_table(group: str) -> np.ndarray:
     if kind == "Z":
         numbers = np.arange(size)
         return (numbers[:, None] + numbers) % size
-    elements = [p for p in permutations(range(size)) if kind == "S" or _is_even(p)]
+    elements = permutations_of(group)
     rank = {element: number for number, element in enumerate(elements)}
     return np.array([[rank[tuple(h[image] for image in g)] for h in elements] for g in elements])  # (g h)(x) = h(g(x))
+
+
+def permutations_of(group: str) -> list[tuple[int, ...]]:
+    """The elements of S3..S5, A4 or A5 in one-line notation: element g takes what stands at place x to place g[x]."""
+    return [p for p in permutations(range(int(group[1:]))) if group[0] == "S" or _is_even(p)]
 
 
 def _is_even(permutation: tuple[int, ...]) -> bool:

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,10 +24,11 @@ from fullband.data.chat_template import ChatTemplate, Message
 from fullband.data.tokenizer import Tokenizer
 from fullband.serve.engine import LocalEngine
 from fullband.serve.metrics import Metrics
+from fullband.serve.page import playground
 from fullband.serve.replies import Reply, chat_reply, completion_reply
 from fullband.serve.scheduler import Event, FullError, Request, Scheduler
-from fullband.serve.schemas import ChatRequest, CompletionRequest
-from fullband.serve.views import ViewRequest, by_passes
+from fullband.serve.schemas import ChatMessage, ChatRequest, CompletionRequest
+from fullband.serve.views import CarriedRequest, ViewRequest, about_task, by_passes, carried
 from fullband.strict import parse
 
 LONGEST_TOKEN = 256  # characters, on average over a context: no text has longer ones
@@ -156,7 +156,9 @@ class Server:
         ]
         if self.settings.playground:
             routes.append(Route("/", self._open(self.page), methods=["GET"]))
+            routes.append(Route("/fullband/about", self._guarded(self.about), methods=["GET"]))
             routes.append(Route("/fullband/passes", self._guarded(self.passes), methods=["POST"]))
+            routes.append(Route("/fullband/carried", self._guarded(self.carried), methods=["POST"]))
         return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _refused})
 
     def _open(self, answer: Callable[[HTTPRequest], Awaitable[Response]]) -> Callable[[HTTPRequest], Awaitable[Response]]:
@@ -196,7 +198,7 @@ class Server:
         return PlainTextResponse(self.metrics.text(), media_type=self.metrics.media_type)
 
     async def page(self, request: HTTPRequest) -> Response:
-        return HTMLResponse((files("fullband.serve") / "playground.html").read_text(encoding="utf-8"))
+        return HTMLResponse(playground())
 
     async def models(self, request: HTTPRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._about()]})
@@ -233,23 +235,43 @@ class Server:
     async def chat(self, http: HTTPRequest) -> Response:
         asked = parse(ChatRequest, await self._body(http), "request")
         self._check_model(asked.model)
-        if self.template is None:
-            raise ValueError("this model has no chat template: use /v1/completions")
-        messages = [Message(role=message.role, content=message.text()) for message in asked.messages]
-        ids = await run_in_threadpool(self._tokens, [self.template.render(messages)])
+        ids = await run_in_threadpool(self._tokens, [self._render(asked.messages)])
         most = asked.max_completion_tokens or asked.max_tokens
         options = asked.options(self.settings.mode, most, self.scheduler.engine.context)
         reply = chat_reply(self.settings.name, self.tokenizer, asked, ids)
         return await self._answer(http, reply, ids, options, asked, {"logprobs": asked.top_logprobs if asked.logprobs else None})
 
+    async def about(self, request: HTTPRequest) -> Response:
+        """What answers here: the page's first question."""
+        model, states = self._about(), isinstance(self.scheduler.engine, LocalEngine)
+        same = {key: model[key] for key in ("chat", "mode", "max_model_len")}
+        return JSONResponse({"engine": "fullband", "model": model["id"], **same, "states": states, "task": about_task(self.tokenizer)})
+
     async def passes(self, http: HTTPRequest) -> Response:
-        """A view of the playground (`views.by_passes`), of engines that have the model here."""
+        """A view of the playground (`views.by_passes`)."""
+        return await self._view(by_passes, parse(ViewRequest, await self._body(http), "request"))
+
+    async def carried(self, http: HTTPRequest) -> Response:
+        """A view of the playground (`views.carried`)."""
+        asked = parse(CarriedRequest, await self._body(http), "request")
+        prompt = asked.prompt if asked.messages is None else self._render(asked.messages)
+        (ids,) = await run_in_threadpool(self._tokens, [prompt])
+        answer = self.tokenizer.encode(asked.answer) if isinstance(asked.answer, str) else asked.answer
+        return await self._view(carried, ids, answer, asked)
+
+    async def _view(self, view: Callable[..., dict[str, Any]], *asked: Any) -> Response:
+        """Of engines that have the model here; one at a time."""
         engine = self.scheduler.engine
         if not isinstance(engine, LocalEngine):
             raise APIError(404, "this server's engine does not give states", "not_found_error")
-        asked = parse(ViewRequest, await self._body(http), "request")
         async with self._viewing:
-            return JSONResponse(await run_in_threadpool(by_passes, engine.model, self.tokenizer, asked))
+            return JSONResponse(await run_in_threadpool(view, engine.model, self.tokenizer, *asked))
+
+    def _render(self, messages: Sequence[ChatMessage]) -> str:
+        """A chat as a prompt. Raises ValueError for a model that does not chat."""
+        if self.template is None:
+            raise ValueError("this model has no chat template: use /v1/completions")
+        return self.template.render([Message(role=message.role, content=message.text()) for message in messages])
 
     def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
         """Of long texts this takes seconds, so it has no place in the loop."""
