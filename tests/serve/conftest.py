@@ -50,12 +50,13 @@ def serving(scheduler: Scheduler) -> Iterator[Callable[..., str]]:
     """Starts a server over a socket; gives its address."""
     uvicorn = pytest.importorskip("uvicorn")
     from fullband.serve.app import Server, Settings
+    from fullband.serve.connections import web_config
 
     running: list[Any] = []
 
-    def start(template: Any = None, scheduler: Scheduler = scheduler, **settings: Any) -> str:
-        app = Server(scheduler, ByteTokenizer(), template, Settings(**{"name": "tiny", **settings})).app()
-        config = uvicorn.Config(app, "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=5)
+    def start(template: Any = None, scheduler: Scheduler = scheduler, app: Any = None, **settings: Any) -> str:
+        app = app or Server(scheduler, ByteTokenizer(), template, Settings(**{"name": "tiny", **settings})).app()
+        config = web_config(app, settings.get("idle_seconds", 30))
         bound = socket.socket()
         bound.bind(("127.0.0.1", 0))
         server = uvicorn.Server(config)

@@ -65,6 +65,7 @@ def serve(
         import uvicorn
 
         from fullband.serve.app import Server, Settings
+        from fullband.serve.connections import allow_connections, web_config
     except ImportError as missing:
         raise ValueError(f"serving needs the package {missing.name}: pip install 'fullband[serve]'") from None
     from fullband.cli.console import messages
@@ -79,16 +80,14 @@ def serve(
     scheduler = Scheduler(LocalEngine(network, prefix_bytes=prefix_cache * 2**20), tokenizer, rows, waiting, network.trunk.device)
     settings = Settings(name=model.resolve().name, mode=mode, key=key or None, seconds=timeout, playground=playground)
     app = Server(scheduler, tokenizer, template if template.is_own else None, settings).app()
-    config = uvicorn.Config(
-        app, host, port, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30, timeout_graceful_shutdown=30
-    )
+    allow_connections()
     sockets = [listen(host, port)]
     address = f"http://{host}:{sockets[0].getsockname()[1]}"
     messages().print(f"{folder}: serving at {address}, mode {mode}" + ("; open it in a browser" if playground else ""), soft_wrap=True)
     if host not in LOOPBACK and not key:
         messages().print("anyone who reaches this address can use the model: give a key with FULLBAND_API_KEY", soft_wrap=True)
     try:
-        uvicorn.Server(config).run(sockets=sockets)
+        uvicorn.Server(web_config(app, settings.idle_seconds)).run(sockets=sockets)
     finally:
         scheduler.close(timeout=30 if os.environ.get("FULLBAND_CI") is None else 5)
 

@@ -43,7 +43,7 @@ class Settings:
     key          that requests must bear; None = none
     body_bytes   of a request's body, at most
     seconds      that an answer may take
-    idle_seconds in which a request's body has to arrive
+    idle_seconds in which a request's headers have to arrive, and its body
     """
 
     name: str
