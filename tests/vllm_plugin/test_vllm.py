@@ -6,93 +6,15 @@ rounding grows by a factor with every fed-back token, and two correct computatio
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
+from vllm_plugin.asking import MODES, answers, asked, carried, expected, prompts
 
 pytestmark = pytest.mark.vllm
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-
-from fullband.decode import generate  # noqa: E402
-from fullband.hf import attach  # noqa: E402
-
-MODES = [("standard", None), ("soft", None), ("fused", 1), ("fused", 2)]
-LENGTHS = (1, 2, 5, 17, 33, 64, 90, 120)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(3)
-    shape = LlamaConfig(
-        vocab_size=512, hidden_size=128, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=32, max_position_embeddings=256, tie_word_embeddings=False, architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
-    lm = LlamaForCausalLM(shape).eval()
-    for name, parameter in lm.named_parameters():
-        if parameter.dim() == 2:
-            embeds = "embed" in name or "lm_head" in name
-            nn.init.normal_(parameter, std=1.0 if embeds else 0.35 / parameter.shape[1] ** 0.5)
-    model = attach(lm, fusion="gated")
-    for merger in model.connection.mergers:
-        nn.init.orthogonal_(merger.state.weight)
-        nn.init.normal_(merger.gate.weight, std=0.05)
-    path = tmp_path_factory.mktemp("model")
-    model.save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def here(folder: Path) -> Any:
-    from fullband.loading import load_model
-
-    return load_model(folder)
-
-
-@pytest.fixture(scope="module")
-def start(folder: Path) -> Callable[..., Any]:
-    def engine(**settings: Any) -> Any:
-        given = {
-            "model": str(folder),
-            "skip_tokenizer_init": True,
-            "dtype": "float32",
-            "enforce_eager": True,
-            "max_num_seqs": 8,
-            **settings,
-        }
-        return vllm.LLM(**given)
-
-    return engine
-
-
-def prompts(count: int = 16) -> list[list[int]]:
-    torch.manual_seed(8)
-    return [torch.randint(512, (LENGTHS[number % len(LENGTHS)],)).tolist() for number in range(count)]
-
-
-def asked(mode: str | None, passes: int | None, new: int) -> Any:
-    extra = {name: value for name, value in (("mode", mode), ("feedback_passes", passes)) if value is not None}
-    return vllm.SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False, extra_args=extra or None)
-
-
-def answers(llm: Any, given: list[list[int]], params: list[Any]) -> list[list[int]]:
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in given], params, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def expected(here: Any, given: list[list[int]], mode: str, passes: int | None, new: int) -> list[list[int]]:
-    return [generate(here, [prompt], mode, passes, max_new_tokens=new)[0].tokens for prompt in given]
-
-
-def carried(llm: Any) -> Any:
-    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model.carried
 
 
 @pytest.fixture(scope="module")
@@ -159,32 +81,6 @@ def test_a_wrong_request_is_refused_and_the_engine_goes_on(llm: Any, here: Any, 
 
 
 # From here on engines of their own: vLLM keeps one at a time in a process.
-
-
-def test_preempted_requests_are_computed_again(start: Callable[..., Any], here: Any) -> None:
-    """Too few blocks for all: vLLM drops requests in the middle, and computes prompt and answer in one step later."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    counted: list[int] = []
-    original = Scheduler._preempt_request
-    Scheduler._preempt_request = lambda self, *args, **kwargs: counted.append(1) or original(self, *args, **kwargs)
-    try:
-        llm = start(num_gpu_blocks_override=9, block_size=32, max_model_len=224)
-        given, modes = prompts(), [MODES[number % 4] for number in range(16)]
-        found = answers(llm, given, [asked(*mode, 80) for mode in modes])
-    finally:
-        Scheduler._preempt_request = original
-    assert counted, "something was preempted"
-    for number, (prompt, (mode, passes)) in enumerate(zip(given, modes, strict=True)):
-        assert found[number] == expected(here, [prompt], mode, passes, 80)[0], (number, mode, passes)
-
-
-def test_compiled(start: Callable[..., Any], here: Any) -> None:
-    llm = start(enforce_eager=False)
-    given, modes = prompts(8), [MODES[number % 4] for number in range(8)]
-    found = answers(llm, given, [asked(*mode, 30) for mode in modes])
-    for number, (prompt, (mode, passes)) in enumerate(zip(given, modes, strict=True)):
-        assert found[number] == expected(here, [prompt], mode, passes, 30)[0], (number, mode, passes)
 
 
 @pytest.mark.parametrize(

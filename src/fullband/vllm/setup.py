@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as V2LogitsProcessor
 
 from fullband.decode.modes import resolve_mode
 from fullband.hf.config import FullBandConfig
@@ -109,8 +110,8 @@ def _missing_hook() -> str | None:
     return None
 
 
-class RequestCheck(LogitsProcessor):
-    """Changes no logits: vLLM asks it about every request before it is taken."""
+class RequestCheck(LogitsProcessor, V2LogitsProcessor):  # type: ignore[misc]
+    """Changes no logits: vLLM asks it about every request before it is taken. Of both runners' kinds."""
 
     fused: ClassVar[str] = "whole"
 
@@ -131,10 +132,13 @@ class RequestCheck(LogitsProcessor):
         if sampling_params.watermarking is False and sampling_params.max_tokens == 1 and not sampling_params.detokenize:
             raise ValueError("beam search hands in each answer anew as a prompt, whose tokens are not fed back")  # the mark of its requests
 
-    def __init__(self, vllm_config: VllmConfig, device: Any, is_pin_memory: bool):
+    def __init__(self, *args: Any):
         pass
 
-    def apply(self, logits: Any) -> Any:
+    def add_request(self, *args: Any) -> bool:
+        return False
+
+    def apply(self, logits: Any, *args: Any) -> Any:
         return logits
 
     def is_argmax_invariant(self) -> bool:
