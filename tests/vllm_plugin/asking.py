@@ -31,7 +31,7 @@ def answers(llm: Any, given: list[list[int]], params: list[Any]) -> list[list[in
     return [list(output.outputs[0].token_ids) for output in outputs(llm, given, params)]
 
 
-def expected(here: Any, given: list[list[int]], mode: str, passes: int | None, new: int) -> list[list[int]]:
+def expected(here: Any, given: list[list[int]], mode: str, passes: Any, new: int) -> list[list[int]]:
     from fullband.decode import generate
 
     return [generate(here, [prompt], mode, passes, max_new_tokens=new)[0].tokens for prompt in given]

@@ -1,5 +1,5 @@
-"""Whatever vLLM does with a batch, every request gets the tokens that it gets alone here: chunks of prompts, cached prefixes, several turns,
-requests that are dropped and computed again, asynchronous scheduling, compiled trunks; with the V1 and the V2 runner (conftest.py)."""
+"""Whatever vLLM does with a batch, every request gets the tokens that it gets alone here: chunks of prompts, cached prefixes, several
+turns, requests that are dropped and computed again, asynchronous scheduling, compiled trunks; V1 and V2 runner (conftest.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from vllm_plugin.asking import MODES, answers, asked, carried, expected, outputs
 from vllm_plugin.conftest import V2
 
@@ -53,7 +54,7 @@ class Asked:
 
     def next_turn(self) -> Asked:
         """Each prompt, its answer and a few tokens more are the next prompt."""
-        told = [[*prompt, *answer][:208] + [7, 8, 9] for prompt, answer in zip(self.given, self.right(), strict=True)]
+        told = [[*[*prompt, *answer][:208], 7, 8, 9] for prompt, answer in zip(self.given, self.right(), strict=True)]
         return Asked(self.here, self.modes, told)
 
 
@@ -109,9 +110,12 @@ def test_whole_prompts_are_computed_again(start: Callable[..., Any], here: Any, 
 
 
 @pytest.mark.skipif(V2, reason="Triton's interpreter gives Inductor no target")
-def test_compiled_with_two_sets(start: Callable[..., Any], here: Any) -> None:
-    turn = Asked(here, ONE_PASS)
-    llm = start(additional_config={"fused": "two_kv"}, enforce_eager=False, enable_prefix_caching=True, **CHUNKS)
+@pytest.mark.parametrize(
+    ("modes", "settings"), [(ONE_PASS, {"additional_config": {"fused": "two_kv"}, **CHUNKS}), (MODES, {"block_size": 32})]
+)
+def test_compiled(start: Callable[..., Any], here: Any, modes: Modes, settings: dict[str, Any]) -> None:
+    turn = Asked(here, modes)
+    llm = start(enforce_eager=False, enable_prefix_caching=True, **settings)
     for asking in (turn, turn.next_turn()):
         assert asking.of(llm)[0] == asking.right()
 
@@ -134,7 +138,7 @@ def test_answers_in_the_cache_would_be_seen(start: Callable[..., Any], here: Any
 def test_forgotten_states_would_be_seen(
     start: Callable[..., Any], here: Any, preempted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the last state of each request is kept, as the paper's appendix has it: what is computed again takes it for all of its tokens."""
+    """Only the last state of each request is kept, as in App. D: what is computed again takes it for all of its tokens."""
     from fullband.vllm.carried import _History
 
     monkeypatch.setattr(_History, "__getitem__", lambda self, place: self._last[-1] if self._last else self._stacked[-1][-1])

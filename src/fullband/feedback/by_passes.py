@@ -66,7 +66,8 @@ def top_states(model: FeedbackModel, given: Tensor, feedback_passes: FeedbackPas
 
 def check_feedback_passes(feedback_passes: FeedbackPasses) -> None:
     """Raises ValueError unless it is 0, 1, 2, …, "exact" or "converged"."""
-    if feedback_passes not in ("exact", "converged") and (not isinstance(feedback_passes, int) or feedback_passes < 0):
+    is_count = isinstance(feedback_passes, int) and not isinstance(feedback_passes, bool) and feedback_passes >= 0
+    if not is_count and feedback_passes not in ("exact", "converged"):
         raise ValueError(f"feedback_passes is 0, 1, 2, …, 'exact' or 'converged', not {feedback_passes!r}")
 
 

@@ -37,9 +37,9 @@ class Chunk:
 
     @property
     def passes(self) -> int:
-        """Feedback passes over the rows of the prompt."""
+        """Feedback passes over the rows of the prompt. After as many as it has tokens but one nothing moves any more."""
         assert isinstance(self.mode.feedback_passes, int), "refused when the request came"
-        return self.mode.feedback_passes if self.position < self.prompt else 0
+        return min(self.mode.feedback_passes, self.prompt - 1) if self.position < self.prompt else 0
 
 
 class _History:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +31,12 @@ class FullBandForCausalLM(nn.Module):
         trunk = self.config.trunk_config
         names = trunk.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[trunk.model_type]]
 
-        def of_vllm(name: str) -> nn.Module:
+        def of_vllm(name: str) -> Any:
             return init_vllm_registered_model(vllm_config, hf_config=trunk, architectures=names, prefix=maybe_prefix(prefix, name))
 
-        self.lm = of_vllm("lm")
+        self.lm: Any = of_vllm("lm")
         # In the first pass over a prompt that is fused, where that pass has keys and values of its own.
-        self.first_pass = with_modules_of(of_vllm("first_pass"), self.lm) if fused_setting(vllm_config) == "two_kv" else None
+        self.first_pass: Any = with_modules_of(of_vllm("first_pass"), self.lm) if fused_setting(vllm_config) == "two_kv" else None
         text = self.config.get_text_config()
         self.connection = Connection(self.config.connected, text.hidden_size, text.num_hidden_layers)
         self.embedding_scale = nn.Parameter(torch.ones((), dtype=torch.float32), requires_grad=False)

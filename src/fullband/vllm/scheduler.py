@@ -51,11 +51,11 @@ class _ByMode:
         return requested_mode(params.extra_args if params is not None else None, self.vllm_config.model_config.hf_config)  # type: ignore[attr-defined]
 
 
-class FullBandScheduler(_ByMode, Scheduler):  # type: ignore[misc]
+class FullBandScheduler(_ByMode, Scheduler):
     pass
 
 
-class FullBandAsyncScheduler(_ByMode, AsyncScheduler):  # type: ignore[misc]
+class FullBandAsyncScheduler(_ByMode, AsyncScheduler):
     pass
 
 

@@ -110,7 +110,7 @@ def _missing_hook() -> str | None:
     return None
 
 
-class RequestCheck(LogitsProcessor, V2LogitsProcessor):  # type: ignore[misc]
+class RequestCheck(LogitsProcessor, V2LogitsProcessor):
     """Changes no logits: vLLM asks it about every request before it is taken. Of both runners' kinds."""
 
     fused: ClassVar[str] = "whole"

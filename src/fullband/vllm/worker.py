@@ -58,12 +58,12 @@ class _Forgets:
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
 
-class FullBandCPUWorker(_Forgets, CPUWorker):  # type: ignore[misc]
+class FullBandCPUWorker(_Forgets, CPUWorker):
     def init_device(self) -> None:
         super().init_device()
         if not self.use_v2_model_runner:
             self.model_runner = FullBandRunner(self.vllm_config, torch.device("cpu"))
 
 
-class FullBandWorker(_Forgets, Worker):  # type: ignore[misc]
+class FullBandWorker(_Forgets, Worker):
     """On a GPU, with the V2 runner."""
