@@ -157,6 +157,79 @@ def test_chat_of_openais_client(served_model: FullBandModel, serving: Callable[.
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
 
 
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (HI | {"top_logprobs": 2}, "top_logprobs: needs logprobs: true"),
+        (HI | {"max_tokens": 2, "max_completion_tokens": 3}, "two names of one limit"),
+        (HI | {"tools": [{"type": "function"}]}, "tools is not supported"),
+        (HI | {"tool_choice": "required"}, "tool_choice is not supported"),
+        (HI | {"response_format": {"type": "json_object"}}, "response_format is not supported"),
+        (HI | {"logit_bias": {"5": 1}}, "logit_bias is not supported"),
+        (HI | {"reasoning_effort": "high"}, "reasoning_effort is not supported"),
+        (HI | {"n": 5}, "n must be at most 4, got 5"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "5"}]}, "messages.0.role: must be 'system', 'developer', 'user' or 'assistant'"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content: required"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "content must be text"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "user", "content": "x" * 500}]}, "exceeds the model's context of 96"),
+    ],
+)
+def test_chat_requests_that_are_refused(serving: Callable[..., str], body: dict[str, Any], why: str) -> None:
+    answer = post(serving(template=TEMPLATE), "/v1/chat/completions", **body)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and why in message and "\n" not in message
+
+
+def test_what_changes_no_answer_is_taken(served_model: FullBandModel, serving: Callable[..., str]) -> None:
+    """Fields that clients send by habit, nulls, and messages as an earlier answer gave them."""
+    address = serving(template=TEMPLATE)
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}], "name": None},
+        {"role": "user", "content": "hi", "name": "ann"},
+        {
+            "role": "assistant",
+            "content": "yo",
+            "refusal": None,
+            "annotations": [],
+            "tool_calls": None,
+            "function_call": None,
+            "audio": None,
+        },
+        {"role": "user", "content": "well?"},
+    ]
+    idle = {"user": "u", "store": False, "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": True, "prediction": None}
+    nothing = {
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+        "modalities": ["text"],
+        "audio": None,
+    }
+    nulls = dict.fromkeys(
+        ("n", "stop", "seed", "top_p", "stream", "logprobs", "top_logprobs", "stream_options", "presence_penalty", "mode")
+    )
+    bounds = {"max_tokens": 8, "max_completion_tokens": 8, "temperature": 0}
+    asked = {"messages": messages, **bounds, **idle, **nothing, **nulls}
+    expected = alone(served_model, "system:be brief\nuser:hi\nassistant:yo\nuser:well?\na:", max_new_tokens=8)
+    assert post(address, "/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"] == expected
+    assert post(address, prompt="a", max_tokens=2, best_of=1, suffix="", seed=-1, logit_bias=None, echo=None).status_code == 200
+
+
+def test_a_chats_stream_has_log_probabilities(serving: Callable[..., str]) -> None:
+    api = client(serving(template=TEMPLATE))
+    asked: dict[str, Any] = {"model": "tiny", **HI, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    whole = api.chat.completions.create(**asked).choices[0].logprobs
+    stream = api.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True, "include_obfuscation": False})
+    parts = [chunk.choices[0].logprobs for chunk in stream if chunk.choices]
+    assert whole and whole.content and [info for part in parts if part for info in part.content or []] == whole.content
+
+
 def test_a_model_without_template_refuses_chat(serving: Callable[..., str]) -> None:
     answer = post(serving(), "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
     assert answer.status_code == 400 and "no chat template" in answer.json()["error"]["message"]
@@ -182,6 +255,15 @@ def test_a_model_without_template_refuses_chat(serving: Callable[..., str]) -> N
         ({}, 400, "prompt"),
         ({"prompt": "a", "stop": [""]}, 400, "stop"),
         ({"prompt": "a", "model": "gpt-9"}, 404, "does not exist"),
+        ({"prompt": ["a", "b", "a" * 500]}, 400, "prompt 2 has 500 tokens; with max_tokens=16 it exceeds the model's context of 96"),
+        ({"prompt": ["a", "a" * 30_000]}, 400, "prompt 1: 30000 characters do not fit"),
+        ({"prompt": [[5], [5, 6, 400]]}, 400, "prompt 1: token id 400 at position 2"),
+        ({"prompt": ["a", ""]}, 400, "prompt 1 must have at least one token"),
+        ({"prompt": "a", "max_tokens": 2, "min_tokens": 3}, 400, "fewer than min_tokens=3"),
+        ({"prompt": ["a"] * 17, "n": 4}, 400, "at most 64 answers in one request, got 17 prompts times 4"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options: needs stream: true"),
+        ({"prompt": "a", "best_of": 2}, 400, "best_of is not supported"),
+        ({"prompt": "a", "seed": 2**63}, 400, "seed"),
     ],
 )
 def test_bad_requests_get_one_line(serving: Callable[..., str], body: dict[str, Any], status: int, why: str) -> None:

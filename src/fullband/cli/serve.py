@@ -39,7 +39,7 @@ def serve(
         str | None, typer.Option(envvar="FULLBAND_API_KEY", help="Key that requests must bear; better given as FULLBAND_API_KEY.")
     ] = None,
     rows: Annotated[int, typer.Option(min=1, max=4096, help="Maximum number of sequences decoded together.")] = 16,
-    waiting: Annotated[int, typer.Option(min=0, help="Maximum number of waiting requests; more get status 429.")] = 256,
+    waiting: Annotated[int, typer.Option(min=1, help="Maximum number of waiting requests; more get status 429.")] = 256,
     prefix_cache: Annotated[
         int, typer.Option(min=0, metavar="MIB", help="Maximum memory for beginnings of prompts kept for later ones; 0 = none.")
     ] = 512,

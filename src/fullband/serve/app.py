@@ -223,10 +223,12 @@ class Server:
         self._check_model(asked.model)
         if asked.max_tokens == 0 and not asked.echo:
             raise ValueError("max_tokens: must be at least 1 unless echo is set, got 0")
-        options = asked.options(self.settings.mode, max(1, asked.max_tokens), self.scheduler.engine.context)
+        options = asked.options(self.settings.mode, max(1, asked.max_tokens))
         prompts, most = asked.prompts(), max(1, self.scheduler.most_waiting)
         if len(prompts) > most:
             raise ValueError(f"prompt: must be at most {most} prompts in one request, got {len(prompts)}")
+        if len(prompts) * asked.n > (most := max(most, self.scheduler.most_rows)):
+            raise ValueError(f"n: must be at most {most} answers in one request, got {len(prompts)} prompts times {asked.n}")
         ids = await run_in_threadpool(self._tokens, prompts)
         reply = completion_reply(self.settings.name, self.tokenizer, asked, ids)
         wants = {"logprobs": asked.logprobs, "prompt_logprobs": asked.echo and asked.logprobs is not None}
@@ -237,7 +239,7 @@ class Server:
         self._check_model(asked.model)
         ids = await run_in_threadpool(self._tokens, [self._render(asked.messages)])
         most = asked.max_completion_tokens or asked.max_tokens
-        options = asked.options(self.settings.mode, most, self.scheduler.engine.context)
+        options = asked.options(self.settings.mode, most)
         reply = chat_reply(self.settings.name, self.tokenizer, asked, ids)
         return await self._answer(http, reply, ids, options, asked, {"logprobs": asked.top_logprobs if asked.logprobs else None})
 
@@ -271,15 +273,15 @@ class Server:
         """A chat as a prompt. Raises ValueError for a model that does not chat."""
         if self.template is None:
             raise ValueError("this model has no chat template: use /v1/completions")
-        return self.template.render([Message(role=message.role, content=message.text()) for message in messages])
+        return self.template.render([Message(role="system" if m.role == "developer" else m.role, content=m.text()) for m in messages])
 
     def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
         """Of long texts this takes seconds, so it has no place in the loop."""
         most = LONGEST_TOKEN * self.scheduler.engine.context
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts):
             if isinstance(prompt, str) and len(prompt) > most:  # before it is tokenised, which takes seconds for megabytes
                 context = self.scheduler.engine.context
-                raise ValueError(f"prompt: {len(prompt)} characters do not fit the model's context of {context} tokens")
+                raise ValueError(f"prompt {number}: {len(prompt)} characters do not fit the model's context of {context} tokens")
         return [self.tokenizer.begin(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _check_model(self, name: str | None) -> None:
@@ -316,6 +318,7 @@ class Server:
         """Submit every prompt, then stream the answer, or gather it."""
         until = time.monotonic() + self.settings.seconds
         penalties = {"presence": asked.presence_penalty, "frequency": asked.frequency_penalty}
+        self.scheduler.check(ids, options)
         opened: list[_Stream] = []
         try:
             for tokens in ids:

@@ -29,7 +29,9 @@ class Kind(Protocol):
     prefix: str
     whole: str
     chunk: str
-    asked: CompletionRequest | ChatRequest
+
+    @property
+    def asked(self) -> CompletionRequest | ChatRequest: ...
 
     def choice(self, index: int, text: str, infos: list[TokenInfo], reason: str | None, streamed: bool, first: bool) -> dict[str, Any]: ...
 
@@ -159,7 +161,12 @@ class _Chat:
         if first:
             message = {"role": "assistant", **message}
         logprobs = {"content": [self._token(info) for info in infos]} if self.asked.logprobs else None
-        choice = {"index": index, "delta" if streamed else "message": message, "logprobs": logprobs, "finish_reason": reason}
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta" if streamed else "message": message,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
         if self.asked.return_token_ids:
             choice["token_ids"] = [info.token for info in infos]
         return choice

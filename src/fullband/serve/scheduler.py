@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,20 +184,24 @@ class Scheduler:
         """Requests that wait for a place."""
         return len(self._waiting)
 
-    def check(self, request: Request) -> None:
-        """Raises ValueError for a request that can't be served, before it waits."""
-        if not request.prompt:
-            raise ValueError("the prompt must have at least one token")
-        request.options.limits([len(request.prompt)], self._limits_of)
-        for place, token in enumerate(request.prompt):
-            if not 0 <= token < self.engine.vocab_size:
-                raise ValueError(f"prompt: token id {token} at position {place} is outside 0 to {self.engine.vocab_size - 1}")
-        if request.options.n > self.most_rows:
-            raise ValueError(f"n must be at most {self.most_rows}, got {request.options.n}")
+    def check(self, prompts: Sequence[Sequence[int]], options: GenerateOptions) -> None:
+        """Raises ValueError for prompts that can't be served, before they wait; it names the first one, counted from 0."""
+        if options.n > self.most_rows:
+            raise ValueError(f"n must be at most {self.most_rows}, got {options.n}")
+        for number, prompt in enumerate(prompts):
+            if not prompt:
+                raise ValueError(f"prompt {number} must have at least one token")
+            for place, token in enumerate(prompt):
+                if not 0 <= token < self.engine.vocab_size:
+                    raise ValueError(f"prompt {number}: token id {token} at position {place} is outside 0 to {self.engine.vocab_size - 1}")
+        try:
+            options.limits([len(prompt) for prompt in prompts], self._limits_of)
+        except ValueError as error:
+            raise ValueError(str(error).replace("_new_tokens", "_tokens")) from None  # as the API names them
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises FullError where too many wait, ValueError as `check`."""
-        self.check(request)
+        self.check([request.prompt], request.options)
         with self._wake:
             if self._closed:
                 raise FullError("the server is shutting down")

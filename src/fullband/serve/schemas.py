@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,11 +13,30 @@ from fullband.strict import Strict
 MOST_STOPS, MOST_LOGPROBS = 16, 20
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Id = Annotated[int, Field(ge=0, le=2**31)]
-UNSUPPORTED = ("best_of", "logit_bias", "suffix", "tools", "tool_choice", "functions", "function_call", "response_format", "audio")
+IGNORED = (  # of OpenAI's fields: what does not change an answer here
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),
+    "parallel_tool_calls",
+)
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # and the values that ask for nothing
+    "best_of": (1,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
 
 
 class StreamOptions(Strict):
     include_usage: bool = False
+    include_obfuscation: bool = False  # random padding, which is never sent
 
 
 class _Sampling(Strict):
@@ -30,10 +49,9 @@ class _Sampling(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    seed: int | None = Field(default=None, ge=0, lt=2**63)  # None = other draws for every prompt
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)  # None = other draws for every prompt
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    user: str | None = None
     return_token_ids: bool = False
     mode: Literal["standard", "soft", "fused"] | None = None
     feedback_passes: FeedbackPasses | None = None
@@ -47,12 +65,18 @@ class _Sampling(Strict):
     def _name_what_is_unsupported(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
-        for name in UNSUPPORTED:
-            if raw.get(name) is not None:
+        for name, nothing in UNSUPPORTED.items():
+            if raw.get(name) is not None and raw[name] not in nothing:
                 raise ValueError(f"{name} is not supported by this server")
-        return {name: value for name, value in raw.items() if name not in UNSUPPORTED and value is not None}
+        return {name: value for name, value in raw.items() if value is not None and name not in (*IGNORED, *UNSUPPORTED)}
 
-    def options(self, default_mode: str, most: int | None, context: int) -> GenerateOptions:
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: needs stream: true")
+        return self
+
+    def options(self, default_mode: str, most: int | None) -> GenerateOptions:
         """Raises ValueError for what doesn't go together."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MOST_STOPS:
@@ -63,7 +87,6 @@ class _Sampling(Strict):
             feedback_passes=self.feedback_passes,
             stop=stops,
             max_new_tokens=most,
-            max_length=None if most is not None else context,
             min_new_tokens=self.min_tokens,
             n=self.n,
             temperature=self.temperature,
@@ -71,7 +94,7 @@ class _Sampling(Strict):
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            seed=self.seed or 0,
+            seed=(self.seed or 0) % 2**63,
         )
 
 
@@ -95,9 +118,16 @@ class CompletionRequest(_Sampling):
 
 
 class ChatMessage(Strict):
-    role: str
+    """`developer` is `system` by its newer name; `name` is ignored, as are fields that clients send back empty from an earlier answer."""
+
+    role: Literal["system", "developer", "user", "assistant"]
     content: str | list[dict[str, Any]]
     name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_is_empty(cls, raw: Any) -> Any:
+        return {name: value for name, value in raw.items() if value not in (None, [])} if isinstance(raw, dict) else raw
 
     def text(self) -> str:
         """Raises ValueError for parts that are no text."""
@@ -116,3 +146,11 @@ class ChatRequest(_Sampling):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: needs logprobs: true")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens: are two names of one limit, got two values")
+        return self
