@@ -102,14 +102,16 @@ def test_vllm_takes_over_where_it_is_installed(folder: Path, monkeypatch: pytest
     monkeypatch.setattr("fullband.model.is_converted", lambda path: True)
     assert serve.vllm_serves(folder)
     with pytest.raises(SystemExit):
-        serve.hand_over_to_vllm(folder, "127.0.0.1", 8000, "fused", "secret", 4, "float32")
+        serve.hand_over_to_vllm(folder, "127.0.0.1", 8000, "fused", "secret", 4, "float32", True, ["--enforce-eager"])
     assert executed[0][1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and "secret" not in executed[0]
+    assert executed[0][-3:] == ["--middleware", "fullband.vllm.page.Playground", "--enforce-eager"]
     assert os.environ.pop("VLLM_API_KEY") == "secret" and '{"latent_feedback_mode": "fused"}' in executed[0]
 
 
 def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
     assert "unknown mode" in refused("serve", folder, "--mode", "sofd")
     assert "--engine: must be auto, own or vllm" in refused("serve", folder, "--engine", "llama.cpp")
+    assert "--foo: only vLLM takes further settings" in refused("serve", folder, "--", "--foo")
     assert "no such model folder" in refused("serve", tmp_path / "nothing")
 
 

@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = LlamaConfig(
         vocab_size=512, hidden_size=128, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         head_dim=32, max_position_embeddings=256, tie_word_embeddings=False, architectures=["LlamaForCausalLM"],
+        bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     lm = LlamaForCausalLM(shape).eval()
     for name, parameter in lm.named_parameters():

@@ -57,7 +57,7 @@ app.command("lm-eval", epilog=lm_eval.EXAMPLES, context_settings=lm_eval.PASSED_
 app.command("evaluate-loss", epilog=evaluate_loss.EXAMPLES)(at_home(evaluate_loss.evaluate_loss))
 app.command("diagnose", epilog=diagnose.EXAMPLES)(at_home(diagnose.diagnose))
 app.command("chat", epilog=chat.EXAMPLES)(at_home(chat.chat))
-app.command("serve", epilog=serve.EXAMPLES)(at_home(serve.serve))
+app.command("serve", epilog=serve.EXAMPLES, context_settings={"allow_extra_args": True})(at_home(serve.serve))
 app.command("mismatch", epilog=mismatch.EXAMPLES)(at_home(mismatch.mismatch))
 app.command("convert", epilog=convert.EXAMPLES)(at_home(convert.convert))
 app.command("detach", epilog=detach.EXAMPLES)(at_home(detach.detach))

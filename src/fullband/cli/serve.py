@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,6 +20,7 @@ EXAMPLES = """Examples:
   fullband serve runs/tiny-text                                  then open http://127.0.0.1:8000
   fullband serve smollm2-fullband --mode fused --port 9000
   FULLBAND_API_KEY=secret fullband serve smollm2-fullband --host 0.0.0.0
+  fullband serve smollm2-fullband --engine vllm -- --additional-config '{"fused": "two_kv"}'     (behind --: settings of vLLM)
 
 \b
   curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def main(", "max_tokens": 40, "mode": "soft"}'
@@ -27,10 +29,12 @@ EXAMPLES = """Examples:
 The API is OpenAI's: /v1/completions, /v1/chat/completions, /v1/models; beside it /health and /metrics. Requests may name a mode (standard,
 soft, fused) and feedback_passes; the openai client sends them in extra_body. Needs pip install 'fullband[serve]'.
 """
+OPEN = "anyone who reaches this address can use the model: give a key with FULLBAND_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
+    further: typer.Context,
     model: ModelFolder,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 = any free one.")] = 8000,
@@ -39,11 +43,11 @@ def serve(
         str | None, typer.Option(envvar="FULLBAND_API_KEY", help="Key that requests must bear; better given as FULLBAND_API_KEY.")
     ] = None,
     rows: Annotated[int, typer.Option(min=1, max=4096, help="Maximum number of sequences decoded together.")] = 16,
-    waiting: Annotated[int, typer.Option(min=1, help="Maximum number of waiting requests; more get status 429.")] = 256,
+    waiting: Annotated[int, typer.Option(min=1, help="Maximum number of waiting requests (own server); more get status 429.")] = 256,
     prefix_cache: Annotated[
-        int, typer.Option(min=0, metavar="MIB", help="Maximum memory for beginnings of prompts kept for later ones; 0 = none.")
+        int, typer.Option(min=0, metavar="MIB", help="Maximum memory for beginnings of prompts kept for later ones (own server); 0 = none.")
     ] = 512,
-    timeout: Annotated[float, typer.Option(min=1, help="Maximum number of seconds for an answer.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Maximum number of seconds for an answer (own server).")] = 600.0,
     playground: Annotated[bool, typer.Option("--playground/--no-playground", help="Show a page at / to try the model.")] = True,
     engine: Annotated[
         str,
@@ -59,7 +63,9 @@ def serve(
     if engine not in ("auto", "own", "vllm"):
         raise ValueError(f"--engine: must be auto, own or vllm, got '{engine}'")
     if engine == "vllm" or (engine == "auto" and vllm_serves(model)):
-        hand_over_to_vllm(model, host, port, mode, key, rows, dtype)
+        hand_over_to_vllm(model, host, port, mode, key, rows, dtype, playground, further.args)
+    if further.args:
+        raise ValueError(f"{further.args[0]}: only vLLM takes further settings (--engine vllm)")
     try:
         import prometheus_client  # noqa: F401
         import uvicorn
@@ -85,7 +91,7 @@ def serve(
     address = f"http://{host}:{sockets[0].getsockname()[1]}"
     messages().print(f"{folder}: serving at {address}, mode {mode}" + ("; open it in a browser" if playground else ""), soft_wrap=True)
     if host not in LOOPBACK and not key:
-        messages().print("anyone who reaches this address can use the model: give a key with FULLBAND_API_KEY", soft_wrap=True)
+        messages().print(OPEN, soft_wrap=True)
     try:
         uvicorn.Server(web_config(app, settings.idle_seconds)).run(sockets=sockets)
     finally:
@@ -121,8 +127,10 @@ def vllm_serves(model: Path) -> bool:
     return (connection.get("source", "top"), connection.get("entry", 0), connection.get("window", 1)) == ("top", 0, 1)
 
 
-def hand_over_to_vllm(model: Path, host: str, port: int, mode: str, key: str | None, rows: int, dtype: str) -> NoReturn:
-    """Become vLLM's OpenAI server. Its page is the documentation of its API: the playground needs `--engine own`."""
+def hand_over_to_vllm(
+    model: Path, host: str, port: int, mode: str, key: str | None, rows: int, dtype: str, playground: bool, further: Sequence[str]
+) -> NoReturn:
+    """Become vLLM's OpenAI server, with our page before it."""
     from fullband.cli.console import messages
     from fullband.decode import resolve_mode
     from fullband.model import resolve_model_folder
@@ -131,7 +139,10 @@ def hand_over_to_vllm(model: Path, host: str, port: int, mode: str, key: str | N
     folder = resolve_model_folder(model)
     words = ["--model", str(folder), "--served-model-name", model.resolve().name, "--host", host, "--port", str(port)]
     words += ["--dtype", dtype, "--max-num-seqs", str(rows), "--hf-overrides", json.dumps({"latent_feedback_mode": mode})]
+    words += ["--middleware", "fullband.vllm.page.Playground"] if playground else []
     if key:
         os.environ["VLLM_API_KEY"] = key
-    messages().print(f"{folder}: vLLM serves it at http://{host}:{port}, mode {mode}; --engine own has the playground", soft_wrap=True)
-    os.execv(sys.executable, [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words])
+    elif host not in LOOPBACK:
+        messages().print(OPEN, soft_wrap=True)
+    messages().print(f"{folder}: vLLM serves it at http://{host}:{port}, mode {mode}", soft_wrap=True)
+    os.execv(sys.executable, [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *further])
