@@ -31,8 +31,8 @@ def alone(model: FullBandModel, prompt: str, mode: str = "soft", passes: Any = N
     return generate_texts(model, ByteTokenizer(), [prompt], mode, passes, **options)[0].text
 
 
-def client(address: str, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
+def client(address: str, key: str = "none", max_retries: int = 0) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=max_retries)
 
 
 def post(address: str, path: str = "/v1/completions", **body: Any) -> httpx.Response:

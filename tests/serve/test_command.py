@@ -121,3 +121,11 @@ def test_an_address_that_is_taken_or_is_none(folder: Path) -> None:
         taken.listen()
         assert "can't listen at 127.0.0.1" in refused("serve", folder, "--engine", "own", "--port", str(taken.getsockname()[1]))
     assert "can't listen at 300.1.1.1" in refused("serve", folder, "--engine", "own", "--host", "300.1.1.1")
+
+
+@pytest.mark.parametrize("missing", ["uvicorn", "prometheus_client", "starlette.applications"])
+def test_without_the_extra_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.delitem(sys.modules, "fullband.serve.app", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    said = refused("serve", folder, "--engine", "own")
+    assert f"serving needs the package {missing.partition('.')[0]}: pip install 'fullband[serve]'" in said

@@ -73,7 +73,8 @@ def serve(
         from fullband.serve.app import Server, Settings
         from fullband.serve.connections import allow_connections, web_config
     except ImportError as missing:
-        raise ValueError(f"serving needs the package {missing.name}: pip install 'fullband[serve]'") from None
+        package = (missing.name or "").partition(".")[0]
+        raise ValueError(f"serving needs the package {package}: pip install 'fullband[serve]'") from None
     from fullband.cli.console import messages
     from fullband.data.chat_template import load_chat_template
     from fullband.decode import resolve_mode
