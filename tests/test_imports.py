@@ -51,7 +51,7 @@ BELOW["evaluate"] = CONFIG | {
 }
 BELOW["training"] = BELOW["evaluate"] | {"optim", "evaluate", "hf", "loading", "costs", "spans", "run_folder"}
 BELOW["hf"] = CONFIG | {"decode", "data", "feedback", "trunk", "model", "presets", "files"}
-BELOW["serve"] = CONFIG | {"decode", "data", "feedback", "trunk", "strict"}
+BELOW["serve"] = CONFIG | {"decode", "data", "feedback", "trunk", "strict", "files", "model"}
 BELOW["vllm"] = CONFIG | {"decode", "feedback", "hf", "trunk"}
 BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,17 +143,25 @@ class FullBandModel(nn.Module):
 
     def load_weights(self, path: Path) -> None:
         """Raises ValueError naming file and tensor if the file is damaged or of another shape."""
-        tensors = {current_name(name): tensor for name, tensor in _read_weights(path).items() if not name.startswith(TRAINER_STATE)}
-        own = self.state_dict()
-        for name in sorted(own.keys() | tensors.keys()):
-            if name not in tensors:
-                raise ValueError(f"{path}: tensor '{name}' is missing")
-            if name not in own:
-                raise ValueError(f"{path}: tensor '{name}' does not belong to this model")
-            if own[name].shape != tensors[name].shape:
-                shapes = f"{list(tensors[name].shape)}, this model needs {list(own[name].shape)}"
-                raise ValueError(f"{path}: tensor '{name}' has shape {shapes}")
-        self.load_state_dict(tensors)
+        self.load_state_dict(read_matching(path, self.state_dict()))
+
+
+def read_matching(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file of weights, for those of a model (`own`); of tied ones, which share memory, one will do.
+
+    Raises ValueError naming file and tensor if the file is damaged, or a tensor is missing, not the model's or of another shape."""
+    tensors = {current_name(name): tensor for name, tensor in _read_weights(path).items() if not name.startswith(TRAINER_STATE)}
+    own = {name: tensor for name, tensor in own.items() if not name.startswith(TRAINER_STATE)}
+    given = {own[name].data_ptr() for name in own.keys() & tensors.keys()}
+    for name in sorted(own.keys() | tensors.keys()):
+        if name not in own:
+            raise ValueError(f"{path}: tensor '{name}' does not belong to this model")
+        if name not in tensors and own[name].data_ptr() not in given:
+            raise ValueError(f"{path}: tensor '{name}' is missing")
+        if name in tensors and own[name].shape != tensors[name].shape:
+            shapes = f"{list(tensors[name].shape)}, this model needs {list(own[name].shape)}"
+            raise ValueError(f"{path}: tensor '{name}' has shape {shapes}")
+    return tensors
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ EXAMPLES = """Examples:
   fullband serve smollm2-fullband --mode fused --port 9000
   FULLBAND_API_KEY=secret fullband serve smollm2-fullband --host 0.0.0.0
   fullband serve smollm2-fullband --engine vllm -- --additional-config '{"fused": "two_kv"}'     (behind --: settings of vLLM)
+  FULLBAND_API_KEY=secret fullband serve policy --allow-weight-updates runs/grpo       rollouts for reinforcement learning
 
 \b
   curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def main(", "max_tokens": 40, "mode": "soft"}'
@@ -49,6 +50,10 @@ def serve(
     ] = 512,
     timeout: Annotated[float, typer.Option(min=1, help="Maximum number of seconds for an answer (own server).")] = 600.0,
     playground: Annotated[bool, typer.Option("--playground/--no-playground", help="Show a page at / to try the model.")] = True,
+    allow_weight_updates: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Let whoever has the key replace the weights by safetensors below this folder (for training)."),
+    ] = None,
     engine: Annotated[
         str,
         typer.Option(metavar="auto|own|vllm", help="What serves: this package, or vLLM; auto = vLLM where it is installed."),
@@ -62,7 +67,10 @@ def serve(
     """
     if engine not in ("auto", "own", "vllm"):
         raise ValueError(f"--engine: must be auto, own or vllm, got '{engine}'")
-    if engine == "vllm" or (engine == "auto" and vllm_serves(model)):
+    weights = allow_weight_updates
+    if weights is not None:
+        checked_weights(weights, key, engine)
+    elif engine == "vllm" or (engine == "auto" and vllm_serves(model)):
         hand_over_to_vllm(model, host, port, mode, key, rows, dtype, playground, further.args)
     if further.args:
         raise ValueError(f"{further.args[0]}: only vLLM takes further settings (--engine vllm)")
@@ -85,7 +93,7 @@ def serve(
     network, tokenizer, folder = open_model(model, device, dtype)
     template = load_chat_template(folder)
     scheduler = Scheduler(LocalEngine(network, prefix_bytes=prefix_cache * 2**20), tokenizer, rows, waiting, network.trunk.device)
-    settings = Settings(name=model.resolve().name, mode=mode, key=key or None, seconds=timeout, playground=playground)
+    settings = Settings(name=model.resolve().name, mode=mode, key=key or None, seconds=timeout, playground=playground, weights=weights)
     app = Server(scheduler, tokenizer, template if template.is_own else None, settings).app()
     allow_connections()
     sockets = [listen(host, port)]
@@ -97,6 +105,16 @@ def serve(
         uvicorn.Server(web_config(app, settings.idle_seconds)).run(sockets=sockets)
     finally:
         scheduler.close(timeout=30 if os.environ.get("FULLBAND_CI") is None else 5)
+
+
+def checked_weights(folder: Path, key: str | None, engine: str) -> None:
+    """Raises ValueError for weight updates that can't be allowed."""
+    if not key:
+        raise ValueError("--allow-weight-updates: needs a key, so that not everybody can replace the model: give it as FULLBAND_API_KEY")
+    if engine == "vllm":
+        raise ValueError("--allow-weight-updates: vLLM's server has no such route; use --engine own")
+    if not folder.is_dir():
+        raise ValueError(f"--allow-weight-updates: {folder}: no such folder")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -9,7 +9,8 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,6 +20,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+from torch import nn
 
 from fullband.data.chat_template import ChatTemplate, Message
 from fullband.data.tokenizer import Tokenizer
@@ -29,6 +31,7 @@ from fullband.serve.replies import Reply, chat_reply, completion_reply
 from fullband.serve.scheduler import Event, FullError, Request, Scheduler
 from fullband.serve.schemas import ChatMessage, ChatRequest, CompletionRequest
 from fullband.serve.views import CarriedRequest, ViewRequest, about_task, by_passes, carried
+from fullband.serve.weights import ElsewhereError, WeightsRequest, new_weights
 from fullband.strict import parse
 
 LONGEST_TOKEN = 256  # characters, on average over a context: no text has longer ones
@@ -44,6 +47,7 @@ class Settings:
     body_bytes   of a request's body, at most
     seconds      that an answer may take
     idle_seconds in which a request's headers have to arrive, and its body
+    weights      folder below which weights may be taken that replace the model's; None = they stay. Needs a key
     """
 
     name: str
@@ -53,6 +57,11 @@ class Settings:
     seconds: float = 600.0
     idle_seconds: float = 30.0
     playground: bool = True
+    weights: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and not self.key:
+            raise ValueError("weights are replaced only by whoever has a key: give one")
 
 
 class APIError(Exception):
@@ -144,6 +153,7 @@ class Server:
         self.scheduler, self.tokenizer, self.template, self.settings = scheduler, tokenizer, template, settings
         self.metrics, self.started = Metrics(scheduler), int(time.time())
         self._viewing = asyncio.Semaphore(1)  # each view evaluates the model many times
+        self.updates = 0  # of the weights
 
     def app(self) -> Starlette:
         routes = [
@@ -153,6 +163,7 @@ class Server:
             Route("/v1/models/{name:path}", self._guarded(self.one_model), methods=["GET"]),
             Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+            Route("/fullband/weights", self._guarded(self.put_weights), methods=["POST"]),
         ]
         if self.settings.playground:
             routes.append(Route("/", self._open(self.page), methods=["GET"]))
@@ -216,6 +227,7 @@ class Server:
             "max_model_len": self.scheduler.engine.context,
             "chat": self.template is not None,
             "mode": self.settings.mode,
+            "updates": self.updates,
         }
 
     async def completions(self, http: HTTPRequest) -> Response:
@@ -274,6 +286,25 @@ class Server:
         if self.template is None:
             raise ValueError("this model has no chat template: use /v1/completions")
         return self.template.render([Message(role="system" if m.role == "developer" else m.role, content=m.text()) for m in messages])
+
+    async def put_weights(self, http: HTTPRequest) -> Response:
+        """Other weights, once the answers that were begun have ended."""
+        engine, folder = self.scheduler.engine, self.settings.weights
+        if folder is None or not isinstance(engine, LocalEngine):
+            raise APIError(403, "this server's weights stay: start it with --allow-weight-updates FOLDER", "permission_error")
+        asked = parse(WeightsRequest, await self._body(http), "request")
+        async with self._viewing:  # a view evaluates the model in a thread of its own
+            try:
+                tensors = await run_in_threadpool(new_weights, cast(nn.Module, engine.model), folder, asked.path)
+            except ElsewhereError as error:
+                raise APIError(403, str(error), "permission_error") from None
+            change = self.scheduler.change(lambda: engine.put_weights(tensors))
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(change), self.settings.seconds)
+            except TimeoutError:
+                raise APIError(504, "answers that were begun took longer than this server allows", "timeout_error") from None
+            self.updates += 1
+        return JSONResponse({"updates": self.updates, "tensors": len(tensors)})
 
     def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
         """Of long texts this takes seconds, so it has no place in the loop."""

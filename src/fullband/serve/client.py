@@ -56,6 +56,11 @@ class Client:
             replies = pool.map(lambda body: self._call("/v1/completions", body), bodies)
             return [answer for reply in replies for answer in sampled_answers(reply)]
 
+    def put_weights(self, path: str) -> int:
+        """Put the weights in `path`, below the folder that the server was started with, in the place of the served ones. Answers that were
+        begun end with the old ones first. How many times that was done. For our server (`fullband serve --allow-weight-updates`)."""
+        return int(self._call("/fullband/weights", {"path": path})["updates"])
+
     def _call(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         content = None if body is None else json.dumps(body).encode()

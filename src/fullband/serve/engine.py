@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullband.decode.modes import Mode, step
 from fullband.decode.prefill import Prefilled, align_after, prefill_reported, run_chunks, state_after
@@ -140,6 +140,15 @@ class LocalEngine:
             ]
             self.prefixes.keep(passes, prompt, done, row, whole)
         return state_after(start, aligned, length, done, top_BTD, states[-1], "window")
+
+    @torch.no_grad()
+    def put_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put these tensors (`serve.weights.new_weights`) in the place of the model's, and forget prompts that are kept: they were run with
+        the old ones."""
+        own = cast(nn.Module, self.model).state_dict()
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+        self.prefixes = PrefixCache(self.prefixes.limit)
 
     def head(self, states_ND: Tensor) -> Tensor:
         with torch.no_grad():

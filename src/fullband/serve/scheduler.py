@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,6 +169,7 @@ class Scheduler:
         self._stops = [token for token in tokenizer.stops if token < engine.vocab_size]
         self._waiting: deque[Request] = deque()
         self._cancelled: set[Request] = set()
+        self._changes: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._groups = {True: _Group(resolve_mode("soft")), False: _Group(resolve_mode("standard"))}
         self._entering: tuple[list[Request], Iterator[Prefill | None]] | None = None
         self._wake, self._closed = threading.Condition(), False
@@ -217,6 +219,17 @@ class Scheduler:
             self._cancelled.add(request)
             self._wake.notify()
 
+    def change(self, work: Callable[[], None]) -> Future[None]:
+        """Run `work`, which changes the engine, in the scheduler's thread: requests that were begun end first, the others wait for it.
+        Raises FullError where the server is shutting down."""
+        done: Future[None] = Future()
+        with self._wake:
+            if self._closed:
+                raise FullError("the server is shutting down")
+            self._changes.append((work, done))
+            self._wake.notify()
+        return done
+
     def close(self, timeout: float | None = None) -> None:
         """Refuse new requests, finish those that were taken, stop. After `timeout` seconds what is left is dropped."""
         with self._wake:
@@ -231,13 +244,15 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._waiting or self._entering or self.running or self._closed):
+                while not (self._waiting or self._entering or self.running or self._changes or self._closed):
                     self._cancelled.clear()
                     self._wake.wait()
-                if self._closed and not (self._waiting or self._entering or self.running):
+                if self._closed and not (self._waiting or self._entering or self.running or self._changes):
                     return
                 gone, self._cancelled = self._cancelled, set()
             self._drop(gone)
+            if self._changes and not (self._entering or self.running):
+                self._change()
             self._admit()
             for group in self._groups.values():
                 if group.rows:
@@ -247,6 +262,15 @@ class Scheduler:
                         rows, group.rows, group.state = group.rows, [], None
                         for row in rows:
                             self._emit(row.request, Event(row.number, error=_words(error)))
+
+    def _change(self) -> None:
+        work, done = self._changes.popleft()
+        if done.set_running_or_notify_cancel():
+            try:
+                work()
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
 
     def _emit(self, request: Request, event: Event) -> None:
         """Whoever can't hear any more has left."""
@@ -298,7 +322,7 @@ class Scheduler:
         """Begin to prefill the first requests that wait, of one mode, as many as fit; False if none does."""
         places, called = self.most_rows - self.running, list[Request]()
         with self._wake:
-            while self._waiting:
+            while self._waiting and not self._changes:
                 request = self._waiting[0]
                 places -= request.options.n
                 longest = max(len(other.prompt) for other in (*called, request))
