@@ -23,7 +23,7 @@ from fullband.model import FullBandModel
 from fullband.serve.client import Client
 from fullband.serve.prefixes import PrefixCache
 from fullband.serve.scheduler import Event, FullError, Request, Scheduler
-from fullband.serve.weights import new_weights
+from fullband.serve.weights import new_weights, replace_weights
 
 PROMPT = "a prompt of forty characters, about that"
 
@@ -153,6 +153,9 @@ def test_answers_that_were_begun_end_with_the_old_weights(served_model: FullBand
     change = scheduler.change(lambda: engine.put_weights(other.state_dict()))
     dropped = scheduler.change(lambda: pytest.fail("it was cancelled"))
     assert dropped.cancel() and not change.done()
+    other.save(tmp_path / "other")
+    with pytest.raises(TimeoutError):
+        replace_weights(scheduler, engine, tmp_path, "other", 0.01)
     scheduler.submit(Request(list(b"second"), GenerateOptions(max_new_tokens=20), heard["second"].put))
     go_on.set()
     change.result(timeout=30)

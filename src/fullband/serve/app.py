@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -20,7 +20,6 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
-from torch import nn
 
 from fullband.data.chat_template import ChatTemplate, Message
 from fullband.data.tokenizer import Tokenizer
@@ -31,7 +30,7 @@ from fullband.serve.replies import Reply, chat_reply, completion_reply
 from fullband.serve.scheduler import Event, FullError, Request, Scheduler
 from fullband.serve.schemas import ChatMessage, ChatRequest, CompletionRequest
 from fullband.serve.views import CarriedRequest, ViewRequest, about_task, by_passes, carried
-from fullband.serve.weights import ElsewhereError, WeightsRequest, new_weights
+from fullband.serve.weights import ElsewhereError, WeightsRequest, replace_weights
 from fullband.strict import parse
 
 LONGEST_TOKEN = 256  # characters, on average over a context: no text has longer ones
@@ -295,16 +294,13 @@ class Server:
         asked = parse(WeightsRequest, await self._body(http), "request")
         async with self._viewing:  # a view evaluates the model in a thread of its own
             try:
-                tensors = await run_in_threadpool(new_weights, cast(nn.Module, engine.model), folder, asked.path)
+                tensors = await run_in_threadpool(replace_weights, self.scheduler, engine, folder, asked.path, self.settings.seconds)
             except ElsewhereError as error:
                 raise APIError(403, str(error), "permission_error") from None
-            change = self.scheduler.change(lambda: engine.put_weights(tensors))
-            try:
-                await asyncio.wait_for(asyncio.wrap_future(change), self.settings.seconds)
             except TimeoutError:
                 raise APIError(504, "answers that were begun took longer than this server allows", "timeout_error") from None
             self.updates += 1
-        return JSONResponse({"updates": self.updates, "tensors": len(tensors)})
+        return JSONResponse({"updates": self.updates, "tensors": tensors})
 
     def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
         """Of long texts this takes seconds, so it has no place in the loop."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from torch import Tensor, nn
 
 from fullband.files import verify_manifest
 from fullband.model import WEIGHTS, read_matching
+from fullband.serve.engine import LocalEngine
+from fullband.serve.scheduler import Scheduler
 from fullband.strict import Strict
 
 
@@ -19,6 +22,20 @@ class WeightsRequest(Strict):
     """POST /fullband/weights. `path` is a model folder or a safetensors file, below the folder that the server was told."""
 
     path: str
+
+
+def replace_weights(scheduler: Scheduler, engine: LocalEngine, folder: Path, path: str, seconds: float) -> int:
+    """Put the weights of `path` in the place of the engine's, once the answers that were begun have ended; how many tensors. Raises as
+    `new_weights`, and TimeoutError if the answers take longer than `seconds`: then nothing changes."""
+    tensors = new_weights(cast(nn.Module, engine.model), folder, path)
+    change = scheduler.change(lambda: engine.put_weights(tensors))
+    try:
+        change.result(seconds)
+    except TimeoutError:
+        if change.cancel():
+            raise
+        change.result()  # it has just begun
+    return len(tensors)
 
 
 def new_weights(model: nn.Module, folder: Path, path: str) -> dict[str, Tensor]:
