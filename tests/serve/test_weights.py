@@ -137,7 +137,9 @@ def test_what_is_wrong_changes_nothing(
     assert first != last and Client(address, "k")._model["updates"] == 0
 
 
-def test_answers_that_were_begun_end_with_the_old_weights(served_model: FullBandModel, other: FullBandModel, scheduler: Scheduler) -> None:
+def test_answers_that_were_begun_end_with_the_old_weights(
+    served_model: FullBandModel, other: FullBandModel, scheduler: Scheduler, tmp_path: Path
+) -> None:
     old, new = alone(served_model, "first"), alone(other, "second")
     heard: dict[str, queue.Queue[Event]] = {"first": queue.Queue(), "second": queue.Queue()}
     begun, go_on = threading.Event(), threading.Event()
