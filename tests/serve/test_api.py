@@ -329,55 +329,6 @@ def test_metrics_and_page(serving: Callable[..., str]) -> None:
     assert httpx.get(serving(playground=False), timeout=30).status_code == 404
 
 
-def test_two_hundred_requests_at_once(served_model: FullBandModel, scheduler: Scheduler, serving: Callable[..., str]) -> None:
-    """Lengths, modes, streams, malformed bodies, clients that leave: each answer is that of the request alone, or a proper refusal."""
-    scheduler.most_waiting = 300
-    address, draw = serving(), random.Random(1)
-
-    async def one(web: httpx.AsyncClient, number: int) -> str:
-        prompt = "".join(draw.choice("abcdef ") for _ in range(draw.randrange(1, 30)))
-        mode, most = draw.choice(["standard", "soft", "fused"]), draw.randrange(1, 16)
-        kind = draw.choice(["whole", "whole", "stream", "bad", "leave"])
-        body = {"prompt": prompt, "mode": mode, "max_tokens": most, "temperature": 0}
-        if kind == "bad":
-            answer = await web.post(f"{address}/v1/completions", content=json.dumps(body)[:-3])
-            assert answer.status_code == 400
-            return kind
-        if kind == "leave":
-            try:
-                await web.post(f"{address}/v1/completions", json=body | {"max_tokens": 60}, timeout=0.05)
-            except httpx.TimeoutException:
-                return kind
-            return "whole"
-        if kind == "stream":
-            text = ""
-            async with web.stream("POST", f"{address}/v1/completions", json=body | {"stream": True}) as answer:
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: {"):
-                        text += json.loads(line[6:])["choices"][0]["text"]
-        else:
-            text = (await web.post(f"{address}/v1/completions", json=body)).json()["choices"][0]["text"]
-        expected[number] = (text, (prompt, mode, most))
-        return kind
-
-    expected: dict[int, tuple[str, tuple[str, str, int]]] = {}
-
-    async def all_of_them() -> list[str]:
-        limits = httpx.Limits(max_connections=200)
-        async with httpx.AsyncClient(timeout=120, limits=limits) as web:
-            return list(await asyncio.gather(*(one(web, number) for number in range(200))))
-
-    kinds = asyncio.run(all_of_them())
-    assert {"whole", "stream", "bad", "leave"} <= set(kinds) and len(expected) > 80
-    for text, (prompt, mode, most) in expected.values():
-        assert text == alone(served_model, prompt, mode, max_new_tokens=most)
-    until = time.monotonic() + 20
-    while scheduler.running or scheduler.waiting:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    assert all(group.state is None for group in scheduler._groups.values())
-
-
 def test_half_a_surrogate_pair_is_no_text(serving: Callable[..., str]) -> None:
     address = serving()
     for body in (b'{"prompt":"a","model":"\\ud800"}', b'{"prompt":"\\udc00"}', b'{"prompt":"a","stop":"\\ud83d"}'):
