@@ -159,6 +159,7 @@ def hand_over_to_vllm(
     words = ["--model", str(folder), "--served-model-name", model.resolve().name, "--host", host, "--port", str(port)]
     words += ["--dtype", dtype, "--max-num-seqs", str(rows), "--hf-overrides", json.dumps({"latent_feedback_mode": mode})]
     words += ["--middleware", "fullband.vllm.page.Playground"] if playground else []
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB; else vLLM wants nearly all memory of a machine without a GPU
     if key:
         os.environ["VLLM_API_KEY"] = key
     elif host not in LOOPBACK:
