@@ -77,6 +77,7 @@ class FullBandConfig(PreTrainedConfig):
         self.score_as_generated = score_as_generated
         kwargs.setdefault("tie_word_embeddings", True if trunk_config is None else getattr(trunk_config, "tie_word_embeddings", False))
         kwargs.setdefault("attn_implementation", getattr(trunk_config, "_attn_implementation", None))  # else the trunk's would be reset
+        kwargs.setdefault("architectures", ["FullBandForCausalLM"])  # which the folder of an App. A model does not name
         if trunk_config is not None:
             for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
                 kwargs.setdefault(name, getattr(trunk_config, name, None))
@@ -122,6 +123,18 @@ class FullBandConfig(PreTrainedConfig):
     @property
     def num_attention_heads(self) -> int:
         return self.native_trunk.heads if self.trunk_config is None else int(self.get_text_config().num_attention_heads)
+
+    @property
+    def num_key_value_heads(self) -> int:
+        if self.trunk_config is None:
+            return self.native_trunk.kv_heads
+        return int(getattr(self.get_text_config(), "num_key_value_heads", None) or self.num_attention_heads)
+
+    @property
+    def head_dim(self) -> int:
+        if self.trunk_config is None:
+            return self.native_trunk.head_size
+        return int(getattr(self.get_text_config(), "head_dim", None) or self.hidden_size // self.num_attention_heads)
 
     @property
     def max_position_embeddings(self) -> int:

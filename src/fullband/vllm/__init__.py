@@ -1,6 +1,6 @@
-"""A plugin of vLLM: full-bandwidth models with vLLM's own trunks, decoded in any mode (App. D). Nothing of vLLM is patched.
+"""A plugin of vLLM: full-bandwidth models, native or converted, decoded in any mode (App. D). Nothing of vLLM is patched.
 
-vLLM finds it by its entry point and asks `register` in every process. What was tried: converted models, vLLM 0.32 on a CPU.
+vLLM finds it by its entry point and asks `register` in every process. What was tried: vLLM 0.32 on a CPU.
 """
 
 from __future__ import annotations

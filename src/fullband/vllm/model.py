@@ -1,4 +1,4 @@
-"""A full-bandwidth model in vLLM: a trunk of vLLM's own classes, and the connection that feeds its top states back."""
+"""A full-bandwidth model in vLLM: a trunk of vLLM's own classes or ours, and the connection that feeds its top states back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import init_vllm_registered_model, maybe_prefix
 
-from fullband.feedback.connection import Connection
+from fullband.feedback.connection import Connection, current_name
 from fullband.hf.config import FullBandConfig
 from fullband.trunk.huggingface.trunk import scaled_norm
 from fullband.vllm.carried import Carried, Chunk
+from fullband.vllm.native import NativeTrunk
 from fullband.vllm.settings import fused_setting
 
-TRUNK, CONNECTION, SCALE = "trunk.lm.", "connection.", "trunk.embedding_scale"
+TRUNK, CONNECTION, SCALE = "trunk.", "connection.", "trunk.embedding_scale"
 
 
 class FullBandForCausalLM(nn.Module):
@@ -29,9 +30,11 @@ class FullBandForCausalLM(nn.Module):
         super().__init__()
         self.config: FullBandConfig = vllm_config.model_config.hf_config
         trunk = self.config.trunk_config
-        names = trunk.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[trunk.model_type]]
 
         def of_vllm(name: str) -> Any:
+            if trunk is None:
+                return NativeTrunk(vllm_config, maybe_prefix(prefix, name))
+            names = trunk.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[trunk.model_type]]
             return init_vllm_registered_model(vllm_config, hf_config=trunk, architectures=names, prefix=maybe_prefix(prefix, name))
 
         self.lm: Any = of_vllm("lm")
@@ -39,7 +42,8 @@ class FullBandForCausalLM(nn.Module):
         self.first_pass: Any = with_modules_of(of_vllm("first_pass"), self.lm) if fused_setting(vllm_config) == "two_kv" else None
         text = self.config.get_text_config()
         self.connection = Connection(self.config.connected, text.hidden_size, text.num_hidden_layers)
-        self.embedding_scale = nn.Parameter(torch.ones((), dtype=torch.float32), requires_grad=False)
+        if trunk is not None:
+            self.embedding_scale = nn.Parameter(torch.ones((), dtype=torch.float32), requires_grad=False)
         self.carried = Carried()
         self.chunks: Sequence[Chunk] | None = None
 
@@ -53,8 +57,8 @@ class FullBandForCausalLM(nn.Module):
         return self.lm.embed_input_ids(input_ids)
 
     def input_norm(self, inputs: Tensor) -> Tensor:
-        """Merged inputs at the scale of plain ones, as `HuggingFaceTrunk.input_norm`."""
-        return scaled_norm(inputs, self.embedding_scale)
+        """Merged inputs at the scale of plain ones, as the trunks' own."""
+        return self.lm.input_norm(inputs) if self.config.trunk_config is None else scaled_norm(inputs, self.embedding_scale)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, intermediate_tensors: object = None, inputs_embeds: Tensor | None = None
@@ -105,12 +109,13 @@ class FullBandForCausalLM(nn.Module):
         loaded: set[str] = set()
 
         def of_trunk() -> Iterable[tuple[str, Tensor]]:
-            for name, tensor in weights:
-                if name.startswith(TRUNK):
-                    yield name.removeprefix(TRUNK), tensor
-                elif name == SCALE:
+            for saved_as, tensor in weights:
+                name = current_name(saved_as)
+                if name == SCALE:
                     self.embedding_scale.data.copy_(tensor)
                     loaded.add("embedding_scale")
+                elif name.startswith(TRUNK):
+                    yield name.removeprefix(TRUNK).removeprefix("lm."), tensor
                 elif name.startswith(CONNECTION):
                     short = name.removeprefix(CONNECTION)
                     own[short].data.copy_(tensor)

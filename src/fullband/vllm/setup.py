@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import vllm
 from vllm import SamplingParams
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import CUDAGraphMode, ModelConfig, VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as V2LogitsProcessor
 
@@ -20,6 +22,7 @@ from fullband.vllm.settings import fused_setting
 
 logger = init_logger(__name__)
 VERSIONS = ("0.32",)
+CPU_HEADS = CPUAttentionBackend.get_supported_head_sizes()
 HOOKS = {  # what of vLLM is subclassed or called, none of it public: looked for at start
     "vllm.v1.core.sched.scheduler:Scheduler": ("add_request", "finish_requests"),
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": ("cache_blocks",),
@@ -62,7 +65,7 @@ class FullBandSetup(VerifyAndUpdateConfig):
 
 def _refusals(vllm_config: VllmConfig, config: FullBandConfig, fused: str) -> list[tuple[Any, str]]:
     parallel, connection, scheduler = vllm_config.parallel_config, config.connected, vllm_config.scheduler_config
-    factors, missing = config.adaptation, _missing_hook()
+    factors, missing, head = config.adaptation, _missing_hook(), vllm_config.model_config.get_head_size()
     return [
         (not vllm.__version__.startswith(VERSIONS), f"tried with vLLM {', '.join(VERSIONS)}.x, this is {vllm.__version__}"),
         (missing, f"this vLLM has no {missing}, which the plugin builds on"),
@@ -70,7 +73,15 @@ def _refusals(vllm_config: VllmConfig, config: FullBandConfig, fused: str) -> li
             current_platform.device_type != "cpu" and not vllm_config.use_v2_model_runner,
             "on a GPU it needs the V2 model runner: unset VLLM_USE_V2_MODEL_RUNNER",
         ),
-        (config.trunk_config is None, "an App. A model is served by `fullband serve`; vLLM takes converted models"),
+        (
+            current_platform.device_type == "cpu" and head not in CPU_HEADS,
+            f"its attention on a CPU takes heads of {', '.join(map(str, CPU_HEADS))}, not {head}; `fullband serve` takes this model",
+        ),
+        (
+            config.trunk_config is None and not _makes_text(vllm_config.model_config),
+            f"{vllm_config.model_config.model} has no tokenizer or generation config that vLLM can use: `fullband convert` writes "
+            "both; ids as prompts do without, with skip_tokenizer_init",
+        ),
         (
             connection.source != "top" or connection.entry != 0 or connection.window != 1,
             "carries the top state to the input of the stack only; `fullband serve` takes other connections",
@@ -95,6 +106,13 @@ def _refusals(vllm_config: VllmConfig, config: FullBandConfig, fused: str) -> li
             f'the model\'s own mode, fused with {config.feedback_passes or 1} feedback passes, does not go with {{"fused": "{fused}"}}',
         ),
     ]
+
+
+def _makes_text(model: ModelConfig) -> bool:
+    """Whether vLLM finds what texts and their ends need, or is asked for none. In the layout of `fullband train` the tokenizer is ours."""
+    if model.skip_tokenizer_init or model.tokenizer != model.model or not Path(model.model).is_dir():
+        return True
+    return all((Path(model.model) / name).is_file() for name in ("tokenizer.json", "generation_config.json"))
 
 
 def _missing_hook() -> str | None:
