@@ -120,6 +120,8 @@ PLAIN_WORDS = {
     "a valid string": "text",
     "a valid list": "a list",
     "a valid boolean": "true or false",
+    "list should have": "must have",
+    " after validation": "",
 }
 
 

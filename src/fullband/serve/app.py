@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hmac
 import json
 import secrets
@@ -28,11 +29,12 @@ from fullband.serve.metrics import Metrics
 from fullband.serve.page import playground
 from fullband.serve.replies import Reply, chat_reply, completion_reply
 from fullband.serve.scheduler import Event, FullError, Request, Scheduler
-from fullband.serve.schemas import ChatMessage, ChatRequest, CompletionRequest
+from fullband.serve.schemas import MOST_FIELDS, ChatMessage, ChatRequest, CompletionRequest
 from fullband.serve.views import CarriedRequest, ViewRequest, about_task, by_passes, carried
 from fullband.serve.weights import ElsewhereError, WeightsRequest, replace_weights
 from fullband.strict import parse
 
+MOST_ECHOED = 2**20  # each is some hundred bytes, here and in the answer
 LONGEST_TOKEN = 256  # characters, on average over a context: no text has longer ones
 
 
@@ -67,7 +69,8 @@ class APIError(Exception):
     """An answer that is an error."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error", headers: dict[str, str] | None = None):
-        super().__init__(message)
+        line = " ".join(message.split())  # a client's own words may be among them
+        super().__init__(line if len(line) <= 500 else f"{line[:499]}…")
         self.status, self.kind, self.headers = status, kind, headers
 
     def response(self) -> Response:
@@ -169,7 +172,9 @@ class Server:
             routes.append(Route("/fullband/about", self._guarded(self.about), methods=["GET"]))
             routes.append(Route("/fullband/passes", self._guarded(self.passes), methods=["POST"]))
             routes.append(Route("/fullband/carried", self._guarded(self.carried), methods=["POST"]))
-        return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _refused})
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _refused})
+        app.router.redirect_slashes = False  # to wherever the Host header says
+        return app
 
     def _open(self, answer: Callable[[HTTPRequest], Awaitable[Response]]) -> Callable[[HTTPRequest], Awaitable[Response]]:
         async def route(request: HTTPRequest) -> Response:
@@ -235,7 +240,7 @@ class Server:
         if asked.max_tokens == 0 and not asked.echo:
             raise ValueError("max_tokens: must be at least 1 unless echo is set, got 0")
         options = asked.options(self.settings.mode, max(1, asked.max_tokens))
-        prompts, most = asked.prompts(), max(1, self.scheduler.most_waiting)
+        prompts, most = asked.prompt, max(1, self.scheduler.most_waiting)
         if len(prompts) > most:
             raise ValueError(f"prompt: must be at most {most} prompts in one request, got {len(prompts)}")
         if len(prompts) * asked.n > (most := max(most, self.scheduler.most_rows)):
@@ -243,6 +248,9 @@ class Server:
         ids = await run_in_threadpool(self._tokens, prompts)
         reply = completion_reply(self.settings.name, self.tokenizer, asked, ids)
         wants = {"logprobs": asked.logprobs, "prompt_logprobs": asked.echo and asked.logprobs is not None}
+        told = sum(map(len, ids)) * asked.n * ((asked.logprobs or 0) + 1)
+        if wants["prompt_logprobs"] and told > MOST_ECHOED:
+            raise ValueError(f"echo, logprobs: must be at most {MOST_ECHOED} log-probabilities of prompts in one request, got {told}")
         return await self._answer(http, reply, ids, options, asked, wants)
 
     async def chat(self, http: HTTPRequest) -> Response:
@@ -330,13 +338,13 @@ class Server:
         except TimeoutError:
             raise APIError(408, "the request's body did not arrive in time") from None
         try:
-            body = json.loads(content)
-            if b"\\u" in content:  # half a surrogate pair is no text: no tokenizer takes it, no answer can name it
-                json.dumps(body, ensure_ascii=False).encode()
+            body = read_json(bytes(content))
         except (ValueError, RecursionError):
             raise APIError(400, "the request's body is not valid JSON") from None
         if not isinstance(body, dict):
             raise APIError(400, "the request's body must be a JSON object")
+        if len(body) > MOST_FIELDS:
+            raise APIError(400, f"the request's body must have at most {MOST_FIELDS} fields, got {len(body)}")
         return body
 
     async def _answer(
@@ -417,3 +425,17 @@ async def _gone(http: HTTPRequest) -> None:
         message = await http.receive()
         if message["type"] == "http.disconnect":
             return
+
+
+def read_json(content: bytes) -> Any:
+    """Raises ValueError and RecursionError for what is none, or holds half a surrogate pair, which no tokenizer takes."""
+    collects = gc.isenabled()
+    gc.disable()  # which looks at millions of lists again and again, seconds long
+    try:
+        body = json.loads(content.decode("utf-8-sig"))
+    finally:
+        if collects:
+            gc.enable()
+    if b"\\u" in content:
+        json.dumps(body, ensure_ascii=False).encode()
+    return body

@@ -16,6 +16,8 @@ from fullband.feedback.state import DecodeState
 from fullband.feedback_config import FeedbackPasses
 from fullband.serve.prefixes import Prefix, PrefixCache
 
+EXACT_COST = 16  # of a position that waits for the one before it, in positions that are run together, about
+
 
 class Prefill(NamedTuple):
     """Prompts that were prefilled.
@@ -66,8 +68,8 @@ class LocalEngine:
     """`Engine` of a model of ours, native or converted, in this process."""
 
     def __init__(self, model: FeedbackModel, chunk: int = 512, prefix_bytes: int = 0):
-        """`chunk`: positions of a prompt that are run at a time; `prefix_bytes`: of prompts that may be kept for later ones, which needs a
-        model without recurrent layers."""
+        """`chunk`: positions of a prompt that are run at a time, fewer where each is run again and again; `prefix_bytes`: of prompts that
+        may be kept for later ones, which needs a model without recurrent layers."""
         self.model, self.chunk = model, chunk
         self.prefixes = PrefixCache(prefix_bytes if model.trunk.can_crop_cache else 0)
 
@@ -95,7 +97,7 @@ class LocalEngine:
             yield Prefill(prefill_reported(self.model, aligned, "converged")[0], None, none)
             return
         parts = []
-        for done, outputs in run_chunks(self.model, aligned, Prefilled.empty(mode.feedback_passes), self.chunk):  # noqa: B007
+        for done, outputs in run_chunks(self.model, aligned, Prefilled.empty(mode.feedback_passes), self._part(mode.feedback_passes)):  # noqa: B007
             if wants_states:
                 parts.append(outputs[-1].top_BTD)
             yield None
@@ -127,7 +129,7 @@ class LocalEngine:
         if prefix is not None and len(prompts) > 1:
             start = start.select(torch.zeros_like(aligned.lengths_B))
         parts = []
-        for done, outputs in run_chunks(model, aligned, start, self.chunk, "all", goes_on=True):  # noqa: B007
+        for done, outputs in run_chunks(model, aligned, start, self._part(passes), "all", goes_on=True):  # noqa: B007
             parts.append([outputs[-1].top_BTD, *(output.states_BTD for output in outputs)])
             yield None
         top_BTD, *states = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
@@ -149,6 +151,10 @@ class LocalEngine:
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
         self.prefixes = PrefixCache(self.prefixes.limit)
+
+    def _part(self, passes: FeedbackPasses) -> int:
+        """Positions between two of the others' tokens."""
+        return max(1, self.chunk // (EXACT_COST if passes == "exact" else max(1, int(passes))))
 
     def head(self, states_ND: Tensor) -> Tensor:
         with torch.no_grad():

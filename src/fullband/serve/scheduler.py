@@ -190,16 +190,16 @@ class Scheduler:
         """Raises ValueError for prompts that can't be served, before they wait; it names the first one, counted from 0."""
         if options.n > self.most_rows:
             raise ValueError(f"n must be at most {self.most_rows}, got {options.n}")
+        try:
+            options.limits([len(prompt) for prompt in prompts], self._limits_of)
+        except ValueError as error:
+            raise ValueError(str(error).replace("_new_tokens", "_tokens")) from None  # as the API names them
         for number, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(f"prompt {number} must have at least one token")
             for place, token in enumerate(prompt):
                 if not 0 <= token < self.engine.vocab_size:
                     raise ValueError(f"prompt {number}: token id {token} at position {place} is outside 0 to {self.engine.vocab_size - 1}")
-        try:
-            options.limits([len(prompt) for prompt in prompts], self._limits_of)
-        except ValueError as error:
-            raise ValueError(str(error).replace("_new_tokens", "_tokens")) from None  # as the API names them
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises FullError where too many wait, ValueError as `check`."""

@@ -4,15 +4,55 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from fullband.decode.options import MOST_TOKENS, GenerateOptions
 from fullband.feedback_config import FeedbackPasses
 from fullband.strict import Strict
 
-MOST_STOPS, MOST_LOGPROBS = 16, 20
+MOST_STOPS, MOST_LOGPROBS, MOST_PASSES = 16, 20, 64
+MOST_PROMPTS, MOST_MESSAGES, MOST_FIELDS = 2**16, 4096, 128  # more are a slip, or meant to keep the server from answering others
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Id = Annotated[int, Field(ge=0, le=2**31)]
+
+
+def _few_passes(passes: FeedbackPasses) -> FeedbackPasses:
+    if isinstance(passes, int) and passes > MOST_PASSES:
+        raise ValueError(f"must be at most {MOST_PASSES}, or 'exact' or 'converged'")
+    return passes
+
+
+def _prompts(given: Any) -> list[str | list[int]]:
+    """A text, several, ids, or several lists of ids. By types alone: to say what is wrong with each of a million takes seconds."""
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given)) if isinstance(given, list) else set()
+    if kinds == {int}:
+        return [given]
+    if given == []:
+        raise ValueError("must not be an empty list")
+    if kinds in ({str}, {list}) and len(given) > MOST_PROMPTS:
+        raise ValueError(f"must be at most {MOST_PROMPTS} prompts, got {len(given)}")
+    if kinds == {str} or (kinds == {list} and all({int}.issuperset(map(type, ids)) for ids in given)):
+        return list(given)
+    raise ValueError("must be a text, several texts, token ids, or several lists of token ids")
+
+
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(fail_fast=True)]
+
+
+class _Within(Strict):
+    """A section of a request. What is null or an empty list is as if it were not there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        if len(raw) > MOST_FIELDS:
+            raise ValueError(f"must have at most {MOST_FIELDS} fields, got {len(raw)}")
+        return {name: value for name, value in raw.items() if value is not None and value != []}
+
+
 IGNORED = (  # of OpenAI's fields: what does not change an answer here
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),
     "parallel_tool_calls",
@@ -34,7 +74,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # and the values that ask for nothi
 }
 
 
-class StreamOptions(Strict):
+class StreamOptions(_Within):
     include_usage: bool = False
     include_obfuscation: bool = False  # random padding, which is never sent
 
@@ -48,13 +88,13 @@ class _Sampling(Strict):
     n: int = Field(default=1, ge=1, le=128)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)  # None = other draws for every prompt
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     return_token_ids: bool = False
     mode: Literal["standard", "soft", "fused"] | None = None
-    feedback_passes: FeedbackPasses | None = None
+    feedback_passes: Annotated[FeedbackPasses, AfterValidator(_few_passes)] | None = None
     top_k: int | None = Field(default=None, ge=1)
     min_p: float = Field(default=0.0, ge=0, lt=1)
     repetition_penalty: float = Field(default=1.0, gt=0, le=100)
@@ -79,8 +119,6 @@ class _Sampling(Strict):
     def options(self, default_mode: str, most: int | None) -> GenerateOptions:
         """Raises ValueError for what doesn't go together."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stops) > MOST_STOPS:
-            raise ValueError(f"stop must have at most {MOST_STOPS} strings, got {len(stops)}")
         mode = self.mode or ("fused" if self.feedback_passes not in (None, 0) else default_mode)
         return GenerateOptions(
             mode=mode,
@@ -99,35 +137,20 @@ class _Sampling(Strict):
 
 
 class CompletionRequest(_Sampling):
-    """POST /v1/completions. `prompt` is a text, several, or ids."""
+    """POST /v1/completions."""
 
-    prompt: str | list[str] | list[Id] | list[list[Id]]
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
     max_tokens: int = Field(default=16, ge=0, le=MOST_TOKENS)
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     echo: bool = False
 
-    def prompts(self) -> list[str | list[int]]:
-        """Raises ValueError if there is none."""
-        if self.prompt == []:
-            raise ValueError("prompt: must not be an empty list")
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # all are, then
-        return list(self.prompt)  # type: ignore[arg-type]
 
-
-class ChatMessage(Strict):
+class ChatMessage(_Within):
     """`developer` is `system` by its newer name; `name` is ignored, as are fields that clients send back empty from an earlier answer."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[dict[str, Any]]
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MOST_MESSAGES)]
     name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_is_empty(cls, raw: Any) -> Any:
-        return {name: value for name, value in raw.items() if value not in (None, [])} if isinstance(raw, dict) else raw
 
     def text(self) -> str:
         """Raises ValueError for parts that are no text."""
@@ -138,10 +161,13 @@ class ChatMessage(Strict):
         return "".join(part["text"] for part in self.content)
 
 
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+
+
 class ChatRequest(_Sampling):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Messages
     max_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     logprobs: bool = False

@@ -24,11 +24,11 @@ from fullband.feedback.passes import FeedbackModel, PassState, below, check_leng
 from fullband.feedback.state import DecodeState
 from fullband.feedback_config import FeedbackPasses
 from fullband.serve.replies import word_of
-from fullband.serve.schemas import ChatMessage, Id
+from fullband.serve.schemas import MOST_PASSES, Ids, Messages
 from fullband.strict import Strict
 from fullband.trunk.pointwise import lengths
 
-MOST_PASSES, MOST_TOKENS = 64, 1024
+MOST_TOKENS = 1024
 
 
 class ViewRequest(Strict):
@@ -42,9 +42,9 @@ class ViewRequest(Strict):
 class CarriedRequest(Strict):
     """POST /fullband/carried. `messages` are a chat in place of a prompt; prompt and answer are texts or ids."""
 
-    prompt: str | list[Id] = ""
-    messages: list[ChatMessage] | None = None
-    answer: str | list[Id]
+    prompt: str | Ids = ""
+    messages: Messages | None = None
+    answer: str | Ids
     mode: ModeName = "soft"
     feedback_passes: FeedbackPasses | None = None
 
