@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from vllm_plugin.asking import MODES, expected
+from vllm_plugin.asking import MODES, expected, prompts
 
 pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -206,3 +206,14 @@ def test_two_hundred_at_once(server: Server, here: Any, spoken: Path, seed: int)
             return
         time.sleep(0.1)
     raise AssertionError("requests of clients that are gone still run")
+
+
+@pytest.mark.parametrize(("mode", "passes"), MODES)
+def test_rollouts_bear_the_log_probabilities_of_sampling(server: Server, here: Any, mode: str, passes: int | None) -> None:
+    from fullband.evaluate.mismatch import mismatch_by_passes
+    from fullband.serve.client import Client
+
+    sampled = Client(server.address).sample(prompts(4), 12, mode, passes, n=2, seed=3)
+    exact, none = mismatch_by_passes(here, sampled, mode, passes, ["exact", 0])
+    assert exact.tokens == 96 and exact.largest < 1e-4 and exact.outside == 0
+    assert (none.largest < 1e-4) if mode == "standard" else (none.largest > 0.01)
