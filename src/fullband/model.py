@@ -215,6 +215,11 @@ def is_converted(folder: Path) -> bool:
     return config.get("model_type") == "fullband" and bool(config.get("trunk_config"))
 
 
+def is_exported(folder: Path) -> bool:
+    """Whether an App. A model's folder is as `fullband convert` writes it, with a tokenizer that transformers reads and where texts end."""
+    return all((folder / name).is_file() for name in ("tokenizer.json", "generation_config.json"))
+
+
 def resolve_model_folder(folder: str | Path) -> Path:
     """`folder` if it is a model, else the newest checkpoint of the run it holds. Raises ValueError if it is neither."""
     folder = Path(os.path.expanduser(folder))

@@ -16,6 +16,7 @@ import pytest
 
 from cli.commands import refused
 from fullband.cli import serve
+from fullband.config import TrunkConfig
 from fullband.data.tokenizers import ByteTokenizer
 from fullband.model import FullBandModel
 
@@ -88,7 +89,7 @@ def test_told_twice_it_stops_at_once_without_a_traceback(folder: Path) -> None:
         child.kill()
 
 
-def test_vllm_takes_over_where_it_is_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_takes_over_where_it_is_installed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[list[str]] = []
 
     def execv(path: str, words: list[str]) -> Any:
@@ -96,9 +97,16 @@ def test_vllm_takes_over_where_it_is_installed(folder: Path, monkeypatch: pytest
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execv", execv)
-    assert not serve.vllm_serves(folder), "App. A models are ours alone"
+    for head_dim in (32, 16):
+        shape = TrunkConfig(vocab_size=257, width=32, layers=1, heads=2, kv_heads=1, head_dim=head_dim, glu_width=8, context=8, window=8)
+        FullBandModel(shape).save(tmp_path / f"{head_dim}")
+        for name in ("tokenizer.json", "generation_config.json"):  # as `fullband convert` writes them
+            (tmp_path / f"{head_dim}" / name).touch()
+    assert not serve.vllm_serves(tmp_path / "32"), "it is not installed here"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert not serve.vllm_serves(folder)
+    assert serve.vllm_serves(tmp_path / "32")
+    assert not serve.vllm_serves(tmp_path / "16"), "its attention does not take heads of 16"
+    assert not serve.vllm_serves(folder), "it has no tokenizer that transformers reads"
     monkeypatch.setattr("fullband.model.is_converted", lambda path: True)
     assert serve.vllm_serves(folder)
     with pytest.raises(SystemExit):

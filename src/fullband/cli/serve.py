@@ -135,12 +135,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def vllm_serves(model: Path) -> bool:
-    """Whether vLLM is installed and the model is of a kind that the plugin serves: converted, the top state fed to the input."""
+    """Whether vLLM is installed and the plugin serves the model as text: the top state fed to the input; an App. A model as
+    `fullband convert` writes it, with heads of a width that vLLM's attention takes on every machine."""
     from importlib.util import find_spec
 
-    from fullband.model import is_converted, read_json_config, resolve_model_folder
+    from fullband.model import is_converted, is_exported, read_config, read_json_config, resolve_model_folder
 
-    if find_spec("vllm") is None or not is_converted(folder := resolve_model_folder(model)):
+    if find_spec("vllm") is None:
+        return False
+    folder = resolve_model_folder(model)
+    if not is_converted(folder) and not (is_exported(folder) and read_config(folder).trunk.head_size % 32 == 0):
         return False
     connection = read_json_config(folder).get("connection") or {}
     return (connection.get("source", "top"), connection.get("entry", 0), connection.get("window", 1)) == ("top", 0, 1)

@@ -8,7 +8,6 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from fullband.decode.modes import Mode
 from fullband.vllm.carried import Chunk
-from fullband.vllm.model import FullBandForCausalLM
 from fullband.vllm.settings import requested_mode
 
 
@@ -16,7 +15,7 @@ class FullBandState(DefaultModelState):
     """`preprocess_state` is called before every step but vLLM's own dummy runs."""
 
     supports_prompt_embeds = False
-    model: FullBandForCausalLM
+    model: Any  # model.FullBandForCausalLM, which imports this
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

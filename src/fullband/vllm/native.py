@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor, nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
-from fullband.trunk.decoder import Block, Decoder
+from fullband.trunk.decoder import Decoder
 from fullband.trunk.rope import rotary
 
 
@@ -44,12 +45,12 @@ class Stack(nn.Module):
         decoder = self.decoder
         cos, sin = rotary(positions_N[None], decoder.config, x_ND.dtype)
         for block, attend in zip(decoder.blocks, self.attends, strict=True):
-            x_ND = _block(block, attend, x_ND, cos, sin)
+            x_ND = _through(block, attend, x_ND, cos, sin)
         return decoder.final_norm(x_ND)
 
 
-def _block(block: Block, attend: Attention, x_ND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As `Block.forward` and `Attention.attend` of the decoder, over vLLM's cache in place of ours."""
+def _through(block: Any, attend: nn.Module, x_ND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As `decoder.Block.forward` and `decoder.Attention.attend`, over vLLM's cache in place of ours."""
     query, new = block.attention.project(block.attention_norm_in(x_ND)[None], cos, sin)
     rows = len(x_ND)
 
@@ -80,11 +81,9 @@ class NativeTrunk(nn.Module):
     def input_norm(self, merged: Tensor) -> Tensor:
         return self.decoder.input_norm(merged)
 
-    def forward(
-        self, input_ids: Tensor | None, positions: Tensor, intermediate_tensors: object = None, inputs_embeds: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, input_ids: None, positions: Tensor, intermediate_tensors: object, inputs_embeds: Tensor) -> Tensor:
         """Top states [N, D]: what is fed back, and what the head takes."""
-        return self.stack(self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds, positions)
+        return self.stack(inputs_embeds, positions)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         return self.decoder.head(hidden_states)

@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor
 
 from fullband.decode.modes import resolve_mode
 from fullband.hf.config import FullBandConfig
+from fullband.model import is_exported
 from fullband.vllm.settings import fused_setting
 
 logger = init_logger(__name__)
@@ -110,9 +111,8 @@ def _refusals(vllm_config: VllmConfig, config: FullBandConfig, fused: str) -> li
 
 def _makes_text(model: ModelConfig) -> bool:
     """Whether vLLM finds what texts and their ends need, or is asked for none. In the layout of `fullband train` the tokenizer is ours."""
-    if model.skip_tokenizer_init or model.tokenizer != model.model or not Path(model.model).is_dir():
-        return True
-    return all((Path(model.model) / name).is_file() for name in ("tokenizer.json", "generation_config.json"))
+    folder = Path(model.model)
+    return model.skip_tokenizer_init or model.tokenizer != model.model or not folder.is_dir() or is_exported(folder)
 
 
 def _missing_hook() -> str | None:
