@@ -27,7 +27,8 @@ from fullband.decode import GenerateOptions, generate
 from fullband.model import FullBandModel
 from fullband.presets import trunk_preset
 from fullband.serve.engine import LocalEngine
-from fullband.serve.scheduler import Event, Request, Scheduler
+from fullband.serve.rows import Event, Request
+from fullband.serve.scheduler import Scheduler
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

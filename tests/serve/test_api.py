@@ -371,7 +371,7 @@ def test_errors_of_no_route_are_openais_and_a_model_is_found_by_name(serving: Ca
 
 def test_a_stream_whose_client_left_before_its_first_byte_is_closed(scheduler: Scheduler) -> None:
     """The response's generator never begins, so it can't be what ends the request."""
-    from fullband.serve.app import _Stream, _Streamed
+    from fullband.serve.answers import Stream, Streamed
 
     async def chunks() -> Any:
         yield "never"
@@ -383,9 +383,9 @@ def test_a_stream_whose_client_left_before_its_first_byte_is_closed(scheduler: S
         return {"type": "http.disconnect"}
 
     async def main() -> None:
-        opened = _Stream.open(scheduler, prompt=[97], options=GenerateOptions(max_new_tokens=90, stop_ids=[]))
+        opened = Stream.open(scheduler, prompt=[97], options=GenerateOptions(max_new_tokens=90, stop_ids=[]))
         with contextlib.suppress(Exception):
-            await _Streamed(chunks(), [opened], time.monotonic() + 60)({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+            await Streamed(chunks(), [opened], time.monotonic() + 60)({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
         assert not opened.left
 
     asyncio.run(main())

@@ -15,7 +15,8 @@ from fullband.data.tokenizers import ByteTokenizer
 from fullband.decode import generate_texts, score
 from fullband.decode.options import GenerateOptions
 from fullband.model import FullBandModel
-from fullband.serve.scheduler import Event, FullError, Request, Scheduler
+from fullband.serve.rows import Event, Request
+from fullband.serve.scheduler import FullError, Scheduler
 
 MODES = [("standard", None), ("soft", None), ("fused", 1), ("fused", 2), ("fused", "exact"), ("fused", "converged")]
 

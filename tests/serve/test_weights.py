@@ -22,7 +22,8 @@ from fullband.files import read_tensors, write_tensors
 from fullband.model import FullBandModel
 from fullband.serve.client import Client
 from fullband.serve.prefixes import PrefixCache
-from fullband.serve.scheduler import Event, FullError, Request, Scheduler
+from fullband.serve.rows import Event, Request
+from fullband.serve.scheduler import FullError, Scheduler
 from fullband.serve.weights import new_weights, replace_weights
 
 PROMPT = "a prompt of forty characters, about that"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hmac
-import json
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +15,20 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from fullband.data.chat_template import ChatTemplate, Message
 from fullband.data.tokenizer import Tokenizer
+from fullband.serve.answers import respond
+from fullband.serve.bodies import read_body
 from fullband.serve.engine import LocalEngine
+from fullband.serve.errors import APIError
 from fullband.serve.metrics import Metrics
 from fullband.serve.page import playground
-from fullband.serve.replies import Reply, chat_reply, completion_reply
-from fullband.serve.scheduler import Event, FullError, Request, Scheduler
-from fullband.serve.schemas import MOST_FIELDS, ChatMessage, ChatRequest, CompletionRequest
+from fullband.serve.replies import chat_reply, completion_reply
+from fullband.serve.scheduler import FullError, Scheduler
+from fullband.serve.schemas import ChatMessage, ChatRequest, CompletionRequest
 from fullband.serve.views import CarriedRequest, ViewRequest, about_task, by_passes, carried
 from fullband.serve.weights import ElsewhereError, WeightsRequest, replace_weights
 from fullband.strict import parse
@@ -63,82 +62,6 @@ class Settings:
     def __post_init__(self) -> None:
         if self.weights is not None and not self.key:
             raise ValueError("weights are replaced only by whoever has a key: give one")
-
-
-class APIError(Exception):
-    """An answer that is an error."""
-
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error", headers: dict[str, str] | None = None):
-        line = " ".join(message.split())  # a client's own words may be among them
-        super().__init__(line if len(line) <= 500 else f"{line[:499]}…")
-        self.status, self.kind, self.headers = status, kind, headers
-
-    def response(self) -> Response:
-        error = {"message": str(self), "type": self.kind, "param": None, "code": None}
-        return JSONResponse({"error": error}, self.status, self.headers)
-
-
-@dataclass
-class _Stream:
-    """The events of one prompt, brought from the scheduler's thread to the loop."""
-
-    scheduler: Scheduler
-    request: Request
-    queue: asyncio.Queue[Event]
-    left: set[int] = field(default_factory=set)
-
-    @classmethod
-    def open(cls, scheduler: Scheduler, **request: Any) -> _Stream:
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
-
-        def emit(event: Event) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, event)
-
-        made = Request(emit=emit, **request)
-        scheduler.submit(made)
-        return cls(scheduler, made, queue, set(range(made.options.n)))
-
-    async def events(self, until: float) -> AsyncIterator[Event]:
-        """Events until all rows have ended. Whatever ends this early cancels the request. Raises APIError."""
-        try:
-            while self.left:
-                try:
-                    event = await asyncio.wait_for(self.queue.get(), max(0.0, until - time.monotonic()))
-                except TimeoutError:
-                    raise APIError(504, "the answer took longer than this server allows", "timeout_error") from None
-                if event.error is not None:
-                    self.left.clear()
-                    raise APIError(400 if "in the model" not in event.error else 500, event.error)
-                if event.finish_reason is not None:
-                    self.left.discard(event.row)
-                yield event
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """What has not ended is cancelled."""
-        if self.left:
-            self.left.clear()
-            self.scheduler.cancel(self.request)
-
-
-class _Streamed(StreamingResponse):
-    """Closes its streams however it ends: also for a client that left before the first byte, or reads nothing until the time is over."""
-
-    def __init__(self, chunks: AsyncIterator[str], opened: Sequence[_Stream], until: float):
-        super().__init__(chunks, media_type="text/event-stream")
-        self._opened, self._until = opened, until
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            # a second more, in which the chunks say themselves that the time is over
-            async with asyncio.timeout(max(0.0, self._until - time.monotonic()) + 1):
-                await super().__call__(scope, receive, send)
-        except (TimeoutError, asyncio.CancelledError):
-            pass  # the time is over, or the server stops: it closes a connection whose answer is not complete
-        finally:
-            for stream in self._opened:
-                stream.close()
 
 
 async def _refused(http: HTTPRequest, error: Exception) -> Response:
@@ -251,7 +174,7 @@ class Server:
         told = sum(map(len, ids)) * asked.n * ((asked.logprobs or 0) + 1)
         if wants["prompt_logprobs"] and told > MOST_ECHOED:
             raise ValueError(f"echo, logprobs: must be at most {MOST_ECHOED} log-probabilities of prompts in one request, got {told}")
-        return await self._answer(http, reply, ids, options, asked, wants)
+        return await respond(http, self.scheduler, reply, ids, options, asked, wants, self.settings.seconds)
 
     async def chat(self, http: HTTPRequest) -> Response:
         asked = parse(ChatRequest, await self._body(http), "request")
@@ -260,7 +183,8 @@ class Server:
         most = asked.max_completion_tokens or asked.max_tokens
         options = asked.options(self.settings.mode, most)
         reply = chat_reply(self.settings.name, self.tokenizer, asked, ids)
-        return await self._answer(http, reply, ids, options, asked, {"logprobs": asked.top_logprobs if asked.logprobs else None})
+        wants = {"logprobs": asked.top_logprobs if asked.logprobs else None}
+        return await respond(http, self.scheduler, reply, ids, options, asked, wants, self.settings.seconds)
 
     async def about(self, request: HTTPRequest) -> Response:
         """What answers here: the page's first question."""
@@ -319,123 +243,9 @@ class Server:
                 raise ValueError(f"prompt {number}: {len(prompt)} characters do not fit the model's context of {context} tokens")
         return [self.tokenizer.begin(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
+    async def _body(self, http: HTTPRequest) -> dict[str, Any]:
+        return await read_body(http, self.settings.body_bytes, self.settings.idle_seconds)
+
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.settings.name):
             raise APIError(404, f"the model '{name}' does not exist; this server has '{self.settings.name}'", "not_found_error")
-
-    async def _body(self, http: HTTPRequest) -> Any:
-        """The JSON of a request. Raises APIError for one that is too large, too slow, or no JSON object."""
-        limit, content = self.settings.body_bytes, bytearray()
-        too_large = APIError(413, f"the request's body must be at most {limit} bytes")
-        if int(http.headers.get("content-length") or 0) > limit:
-            raise too_large
-        try:
-            async with asyncio.timeout(self.settings.idle_seconds):
-                async for part in http.stream():
-                    content += part
-                    if len(content) > limit:
-                        raise too_large
-        except TimeoutError:
-            raise APIError(408, "the request's body did not arrive in time") from None
-        try:
-            body = read_json(bytes(content))
-        except (ValueError, RecursionError):
-            raise APIError(400, "the request's body is not valid JSON") from None
-        if not isinstance(body, dict):
-            raise APIError(400, "the request's body must be a JSON object")
-        if len(body) > MOST_FIELDS:
-            raise APIError(400, f"the request's body must have at most {MOST_FIELDS} fields, got {len(body)}")
-        return body
-
-    async def _answer(
-        self, http: HTTPRequest, reply: Reply, ids: Sequence[list[int]], options: Any, asked: Any, wants: dict[str, Any]
-    ) -> Response:
-        """Submit every prompt, then stream the answer, or gather it."""
-        until = time.monotonic() + self.settings.seconds
-        penalties = {"presence": asked.presence_penalty, "frequency": asked.frequency_penalty}
-        self.scheduler.check(ids, options)
-        opened: list[_Stream] = []
-        try:
-            for tokens in ids:
-                seeded = options if asked.seed is not None else replace(options, seed=secrets.randbits(63))
-                opened.append(_Stream.open(self.scheduler, prompt=tokens, options=seeded, **wants, **penalties))
-        except ValueError:
-            for stream in opened:
-                stream.close()
-            raise
-        if asked.stream:
-            return _Streamed(self._stream(reply, opened, until), opened, until)
-        gathering = asyncio.create_task(self._gather(reply, opened, until))
-        watching = asyncio.create_task(_gone(http))
-        try:
-            done, _ = await asyncio.wait({gathering, watching}, return_when=asyncio.FIRST_COMPLETED)
-        finally:  # nothing to do for one that is done
-            watching.cancel()
-            gathering.cancel()
-        if gathering not in done:
-            raise ClientDisconnect
-        return JSONResponse(gathering.result())
-
-    async def _gather(self, reply: Reply, opened: list[_Stream], until: float) -> dict[str, Any]:
-        try:
-            for number, stream in enumerate(opened):
-                async for event in stream.events(until):
-                    reply.take(number, event)
-        finally:
-            for stream in opened:
-                stream.close()
-        return reply.whole()
-
-    async def _stream(self, reply: Reply, opened: list[_Stream], until: float) -> AsyncIterator[str]:
-        """Server-sent events; an error in the middle is the last of them."""
-        merged: asyncio.Queue[tuple[int, Event] | BaseException | None] = asyncio.Queue()
-
-        async def pump(number: int, stream: _Stream) -> None:
-            try:
-                async for event in stream.events(until):
-                    await merged.put((number, event))
-                await merged.put(None)
-            except APIError as error:
-                await merged.put(error)
-
-        pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(opened)]
-        left = len(pumps)
-        try:
-            while left:
-                found = await merged.get()
-                if found is None:
-                    left -= 1
-                elif isinstance(found, APIError):
-                    yield f"data: {json.dumps({'error': {'message': str(found), 'type': found.kind}})}\n\n"
-                    return
-                elif isinstance(found, tuple):
-                    for chunk in reply.chunks(*found):
-                        yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
-            for chunk in reply.last_chunks():
-                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
-            yield "data: [DONE]\n\n"
-        finally:
-            for task in pumps:
-                task.cancel()
-
-
-async def _gone(http: HTTPRequest) -> None:
-    """Returns when the client has gone away."""
-    while True:
-        message = await http.receive()
-        if message["type"] == "http.disconnect":
-            return
-
-
-def read_json(content: bytes) -> Any:
-    """Raises ValueError and RecursionError for what is none, or holds half a surrogate pair, which no tokenizer takes."""
-    collects = gc.isenabled()
-    gc.disable()  # which looks at millions of lists again and again, seconds long
-    try:
-        body = json.loads(content.decode("utf-8-sig"))
-    finally:
-        if collects:
-            gc.enable()
-    if b"\\u" in content:
-        json.dumps(body, ensure_ascii=False).encode()
-    return body

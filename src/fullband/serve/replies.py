@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from fullband.data.tokenizer import Tokenizer
-from fullband.serve.scheduler import Event, TokenInfo
+from fullband.serve.rows import Event, TokenInfo
 from fullband.serve.schemas import ChatRequest, CompletionRequest
 
 
