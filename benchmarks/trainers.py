@@ -19,7 +19,7 @@ from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from benchmarks.report import machine
-from fullband.decode.ahead import score
+from fullband.decode.answers import answer_logprobs
 from fullband.hf import FullBandForCausalLM
 
 SETTINGS: dict[str, Any] = dict(report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1, use_cpu=not torch.cuda.is_available())
@@ -101,13 +101,14 @@ def policy(folder: str, tokenizer: Any, rows: Dataset, steps: int, scratch: str)
     return {"rewards": rewards, "log_probabilities": first[0]}
 
 
+@torch.no_grad()
 def _apart(model: FullBandForCausalLM, output: dict[str, torch.Tensor], found: torch.Tensor, mode: str) -> float:
     """Largest difference of the trainer's log-probabilities to those of decoding in `mode`."""
     apart = 0.0
     for row in range(len(found)):
         prompt = output["prompt_ids"][row][output["prompt_mask"][row].bool()].tolist()
         answer = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
-        expected, _ = score(model, prompt, answer, mode, passes=len(answer))
+        (expected,) = answer_logprobs(model, [prompt], [answer], mode)["exact"]
         apart = max(apart, float((found[row, : len(answer)] - expected).abs().max()))
     return apart
 

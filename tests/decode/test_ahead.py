@@ -5,7 +5,7 @@ import torch
 
 from decode.cases import CONTEXT, VOCABULARY, WINDOW, random_prompts
 from fullband.decode import collect, generate, prefill, resolve_mode, step, stream
-from fullband.decode.ahead import rebuild_cache, run_ahead, score
+from fullband.decode.ahead import rebuild_cache, run_ahead
 from fullband.decode.prefill import prefill_converged
 from fullband.decode.prompts import align_prompts
 from fullband.decode.speculate import LookAhead, PromptLookup, Speculation, SpeculationReport
@@ -76,17 +76,6 @@ def test_the_residual_says_how_far_few_passes_are(model):
         residuals.append(float(rebuilt.residual_B))
     assert residuals[0] > residuals[1] > residuals[2] > 0
     assert all(error < 2 * residual for error, residual in zip(errors, residuals, strict=True))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("count", [1, 12])
-def test_score_is_the_log_probability_of_stepping(model, mode, count):
-    prompt, continuation = random_prompts([7, count])
-    states, _ = stepped(model, prompt, continuation, mode)
-    expected = model.trunk.head(states[:-1]).log_softmax(-1)[range(count), continuation]
-    scores, residual = score(model, prompt, continuation, mode)
-    assert residual == 0
-    assert scores.dtype == torch.float64 and (scores - expected).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fullband.decode import generate
-from fullband.decode.ahead import score
+from fullband.decode.answers import answer_logprobs
 from reference.seam import lengths_run, read
 
 
@@ -18,9 +18,8 @@ def test_exact_reading_scores_a_generated_answer_as_decoding_did(isometric_model
     answer = generate(model, [prompt], "soft", max_new_tokens=9)[0].tokens
     states = read(model, torch.tensor([prompt + answer]), "exact", plain_BT=plain([5], 14))
     assert model.trunk.head(states)[0, len(prompt) - 1 : -1].argmax(dim=-1).tolist() == answer
-    expected, residual = score(model, prompt, answer, passes=len(answer))
+    (expected,) = answer_logprobs(model, [prompt], [answer])["exact"]
     found = model.trunk.head(states)[0, len(prompt) - 1 : -1].log_softmax(dim=-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
-    assert residual == 0
     torch.testing.assert_close(found, expected.to(found.dtype), atol=1e-6, rtol=0)
 
 

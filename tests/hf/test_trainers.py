@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
-from fullband.decode.ahead import score
+from fullband.decode.answers import answer_logprobs
 from fullband.hf import FullBandForCausalLM, attach
 from hf.sources import write_source
 
@@ -187,8 +187,8 @@ def test_grpo_samples_soft_and_scores_the_same(tmp_path, tokenizer):
     for row in range(ids.shape[0]):
         prompt = output["prompt_ids"][row][output["prompt_mask"][row].bool()].tolist()
         answer = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
-        expected, _ = score(fresh, prompt, answer, passes=len(answer))
-        torch.testing.assert_close(found[row, : len(answer)].double(), expected, atol=1e-4, rtol=1e-4)
+        (expected,) = answer_logprobs(fresh, [prompt], [answer])["exact"]
+        torch.testing.assert_close(found[row, : len(answer)], expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

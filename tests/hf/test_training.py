@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fullband.decode import generate
-from fullband.decode.ahead import score
+from fullband.decode.answers import answer_logprobs
 from fullband.hf import FullBandForCausalLM, attach
 from fullband.hf.packing import describe_rows, shifted_targets
 from fullband.hf.training import pass_schedule, token_objective
@@ -222,8 +222,8 @@ def test_forward_without_labels_scores_an_answer_as_it_was_generated():
 
     logits = kept()
     found = logits[0].log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
-    expected, _ = score(model, prompt, answer, passes=len(answer))
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+    (expected,) = answer_logprobs(model, [prompt], [answer])["exact"]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     model.config.score_as_generated, model.config.feedback_passes = False, 0
     assert (kept() - logits).abs().max() > 1e-4
 

@@ -17,7 +17,7 @@ import pytest
 
 from fullband.data.chat_template import ChatTemplate
 from fullband.data.tokenizers import ByteTokenizer
-from fullband.decode import generate_texts, score
+from fullband.decode import answer_logprobs, generate_texts
 from fullband.decode.options import GenerateOptions
 from fullband.model import FullBandModel
 from fullband.serve.scheduler import Scheduler
@@ -97,7 +97,7 @@ def test_token_ids_come_with_the_stop_id_and_its_log_probability(served_model: F
     assert ended and all(choice["token_ids"][-1] == 256 and 256 not in choice["token_ids"][:-1] for choice in ended)
     for choice in whole["choices"]:
         ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-        expected, _ = score(served_model, list(b"ab"), ids)
+        (expected,) = answer_logprobs(served_model, [list(b"ab")], [ids])["exact"]
         assert choice["prompt_token_ids"] == list(b"ab") and logprobs == pytest.approx(expected.tolist(), abs=1e-8)
     assert whole["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in whole["choices"])
     with httpx.stream("POST", f"{address}/v1/completions", json={**asked, "n": 1, "stream": True}, timeout=30) as stream:

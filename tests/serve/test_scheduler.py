@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fullband.data.tokenizers import ByteTokenizer
-from fullband.decode import generate_texts, score
+from fullband.decode import answer_logprobs, generate_texts
 from fullband.decode.options import GenerateOptions
 from fullband.model import FullBandModel
 from fullband.serve.rows import Event, Request
@@ -102,7 +102,7 @@ def test_log_probabilities_are_those_of_a_scorer(served_model: FullBandModel, sc
         infos += [event.token] if event.token else []
         if event.finish_reason:
             break
-    expected, _ = score(served_model, prompt, [info.token for info in infos], mode)
+    (expected,) = answer_logprobs(served_model, [prompt], [[info.token for info in infos]], mode)["exact"]
     torch.testing.assert_close(torch.tensor([info.logprob for info in infos], dtype=torch.float64), expected, atol=1e-8, rtol=0)
     assert all(info.top[0][1] >= info.top[1][1] for info in infos)
 

@@ -1,6 +1,6 @@
 """Decoding: prompts (`prompts`) → state (`prefill`) → tokens (`engine`: `stream`, `generate`) → texts (`texts`: `generate_texts`)."""
 
-from fullband.decode.ahead import Rebuilt, rebuild_cache, score
+from fullband.decode.ahead import Rebuilt, rebuild_cache
 from fullband.decode.answers import SampledAnswer, answer_logprobs
 from fullband.decode.engine import Completion, FinishReason, NewTokens, TokenStream, collect, generate, stream, stream_from
 from fullband.decode.modes import Mode, ModeName, resolve_mode, step
@@ -43,7 +43,6 @@ __all__ = [
     "prefill_with_states",
     "rebuild_cache",
     "resolve_mode",
-    "score",
     "step",
     "stream",
     "stream_from",

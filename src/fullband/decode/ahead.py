@@ -1,7 +1,7 @@
 """Running ahead: tokens that are known already, in a few parallel passes instead of one step each.
 
 Pass n makes the first n of them exact (law 2) and brings the others closer. Two uses: the soft cache of a finished text
-(`rebuild_cache`, `score`), and checking a draft (`speculate`).
+(`rebuild_cache`), and checking a draft (`speculate`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fullband.decode.modes import Mode, resolve_mode
-from fullband.decode.prefill import prefill, prefill_with_states
-from fullband.decode.sampling import precise
+from fullband.decode.prefill import prefill_with_states
 from fullband.feedback.connection import Connection
 from fullband.feedback.passes import FeedbackModel, Pass, PassState, below, check_length, fused_pass, parallel, plain_pass
 from fullband.feedback.state import DecodeState
@@ -115,27 +114,3 @@ def rebuild_cache(
             break
     state = ahead.state_after(before, len(continuation), model.connection).trim()
     return Rebuilt(state, [torch.cat([prompt_states[0], ahead.top_BSD[0]])], ahead.change_BS.amax(dim=1))
-
-
-@torch.no_grad()
-def score(
-    model: FeedbackModel,
-    prompt: Sequence[int],
-    continuation: Sequence[int],
-    mode: str = "soft",
-    feedback_passes: FeedbackPasses | None = None,
-    passes: int | None = None,
-) -> tuple[Tensor, float]:
-    """(log-probability [S] of every token of `continuation` as the mode would have generated it, residual of the passes).
-
-    Arguments and errors are those of `rebuild_cache`; the residual says how exact they are (0 = exactly).
-    """
-    resolved = resolve_mode(mode, feedback_passes)
-    if len(continuation) == 1:
-        top_SD, residual = prefill(model, [list(prompt)], resolved.feedback_passes).top_BD, 0.0
-    else:
-        rebuilt = rebuild_cache(model, prompt, continuation[:-1], mode, feedback_passes, passes)
-        top_SD, residual = rebuilt.states[0][len(prompt) - 1 :], float(rebuilt.residual_B)
-    log_probabilities = precise(model.trunk.head(top_SD)).log_softmax(dim=-1)
-    targets_S = torch.tensor(list(continuation), device=top_SD.device)
-    return log_probabilities.gather(1, targets_S[:, None])[:, 0], residual
