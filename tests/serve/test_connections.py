@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import socket
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from fullband.serve.connections import allow_connections
+from fullband.serve.connections import Connection, allow_connections
 from serve.test_api import post
 
 SECONDS = 0.6
@@ -85,6 +88,29 @@ def test_an_answer_that_nobody_takes_ends(serving: Callable[..., str]) -> None:
             while part := connection.recv(2**20):
                 got += len(part)
         assert got < len(body) // 2
+
+
+def test_a_stream_that_breaks_off_unheard_ends(serving: Callable[..., str]) -> None:
+    """What was written is thrown away, though its client still holds the connection."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while True:
+                    await send({"type": "http.response.body", "body": b"x" * 1_000_000, "more_body": True})
+
+    def connections() -> int:
+        gc.collect()
+        return sum(isinstance(thing, Connection) for thing in gc.get_objects())
+
+    with connect(serving(app=app, idle_seconds=SECONDS)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in connection.recv(1000)
+        until = time.monotonic() + 8 * SECONDS
+        while connections():
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 def test_a_request_in_several_parts_and_two_at_once_are_answered(serving: Callable[..., str]) -> None:

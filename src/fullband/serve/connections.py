@@ -15,35 +15,34 @@ class Connection(H11Protocol):
     takes. While there is no request to answer, the next one's headers must be whole within `timeout_keep_alive` seconds; as many more may
     pass until what was written is taken."""
 
-    _deadline: asyncio.TimerHandle | None = None
+    def __init__(self, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._served, self.app = self.app, self._serve
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait()
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._answers and self._deadline is not None:
-            self._deadline.cancel()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if not self._answers:
-            self._wait()
-
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._wait_no_longer()
 
-    @property
-    def _answers(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        self._wait_no_longer()
+        try:
+            await self._served(scope, receive, send)
+        finally:
+            if self.cycle.scope is scope:  # the next request has not come already
+                self._wait()
 
     def _wait(self) -> None:
+        self._wait_no_longer()
+        self._deadline = self.loop.call_later(self.timeout_keep_alive, self._end)
+
+    def _wait_no_longer(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self.loop.call_later(self.timeout_keep_alive, self._end)
 
     def _end(self) -> None:
         self.transport.close()
