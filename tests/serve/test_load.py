@@ -125,7 +125,7 @@ def test_two_hundred_at_once(served_model: FullBandModel, busy: Scheduler, servi
         ]
         assert texts == expected, body
     settle(busy)
-    assert all(group.state is None for group in busy._groups.values()) and busy._entering is None
+    assert all(group.state is None for group in busy._groups.values()) and not busy._entering
     assert held(busy) <= before
     limit = busy.engine.prefixes.limit  # type: ignore[attr-defined]
     assert busy.engine.kept_bytes <= limit and (busy.counters.prefix_hits > 20 if limit else not busy.counters.prefix_hits)

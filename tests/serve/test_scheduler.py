@@ -15,6 +15,7 @@ from fullband.data.tokenizers import ByteTokenizer
 from fullband.decode import answer_logprobs, generate_texts
 from fullband.decode.options import GenerateOptions
 from fullband.model import FullBandModel
+from fullband.serve.engine import LocalEngine
 from fullband.serve.rows import Event, Request
 from fullband.serve.scheduler import FullError, Scheduler
 
@@ -181,3 +182,30 @@ def test_a_listener_that_fails_leaves(served_model: FullBandModel, scheduler: Sc
     _, events = ask(scheduler, b"stays", max_new_tokens=30)
     assert answer(events)[0][0] == generate_texts(served_model, ByteTokenizer(), [list(b"stays")], max_new_tokens=30)[0].text
     settle(scheduler)
+
+
+def test_a_short_prompt_does_not_wait_for_one_that_takes_long(served_model: FullBandModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it change what the long one is answered, or that a short one which is cancelled leaves."""
+    parts: list[int] = []
+    engine = LocalEngine(served_model, chunk=16)
+    made, run = Scheduler(engine, ByteTokenizer(), most_rows=4), engine.prefill
+
+    def counted(*given: Any) -> Any:
+        for part in run(*given):
+            parts.append(len(given[0][0]))
+            time.sleep(0.005)
+            yield part
+
+    monkeypatch.setattr(engine, "prefill", counted)
+    long, short = bytes(range(97, 117)) * 3, b"short"
+    heard = [ask(made, long, mode="fused", feedback_passes="exact", max_new_tokens=3, stop_ids=())[1] for _ in range(2)]
+    gone, _ = ask(made, b"goes", max_new_tokens=30)
+    made.cancel(gone)
+    found = answer(ask(made, short, max_new_tokens=3, stop_ids=())[1])
+    assert len(parts) < 60, "the first long one alone takes 61"
+    assert found[0][1] == generate_texts(served_model, ByteTokenizer(), [list(short)], max_new_tokens=3, stop_ids=())[0].tokens
+    expected = generate_texts(served_model, ByteTokenizer(), [list(long)], "fused", "exact", max_new_tokens=3, stop_ids=())[0].tokens
+    assert [answer(events)[0][1] for events in heard] == [expected] * 2
+    settle(made)
+    assert not made._entering
+    made.close(timeout=20)

@@ -20,6 +20,7 @@ from fullband.decode.sampling import precise
 from fullband.serve.engine import Engine, Prefill
 from fullband.serve.rows import Event, Request, Row, TokenInfo, describe
 
+PATIENCE = 8  # parts of a prompt that later requests wait for, before they are prefilled beside it
 PREFILL_TOKENS = 512  # of prompts in a step, about: what others wait for between two of their tokens
 
 
@@ -30,6 +31,15 @@ class _Group:
     mode: Mode
     rows: list[Row] = field(default_factory=list)
     state: Any = None
+
+
+@dataclass(eq=False)
+class _Entering:
+    """Requests whose prompts are being prefilled together; `ran` parts so far."""
+
+    requests: list[Request]
+    parts: Iterator[Prefill | None]
+    ran: int = 0
 
 
 @dataclass
@@ -63,7 +73,7 @@ class Scheduler:
         self._cancelled: set[Request] = set()
         self._changes: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._groups = {True: _Group(resolve_mode("soft")), False: _Group(resolve_mode("standard"))}
-        self._entering: tuple[list[Request], Iterator[Prefill | None]] | None = None
+        self._entering: deque[_Entering] = deque()  # whose turn it is first
         self._wake, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="fullband-scheduler", daemon=True)
         self._thread.start()
@@ -179,10 +189,10 @@ class Scheduler:
             before = len(self._waiting)
             self._waiting = deque(request for request in self._waiting if request not in gone)
             self.counters.cancelled += before - len(self._waiting)
-        if self._entering and gone.intersection(self._entering[0]):
-            left = [request for request in self._entering[0] if request not in gone]
-            self.counters.cancelled += len(self._entering[0]) - len(left)
-            self._entering = None
+        for entering in [entering for entering in self._entering if gone.intersection(entering.requests)]:
+            left = [request for request in entering.requests if request not in gone]
+            self.counters.cancelled += len(entering.requests) - len(left)
+            self._entering.remove(entering)
             with self._wake:
                 self._waiting.extendleft(reversed(left))  # begun again, without the others
         for group in self._groups.values():
@@ -192,27 +202,32 @@ class Scheduler:
                 self._keep(group, kept)
 
     def _admit(self) -> None:
-        """Prefill what waits, as far as places and this step's share of positions go. Prompts of one mode are run together."""
+        """Prefill what waits, as far as places and this step's share of positions go. Prompts of one mode are run together; those that take
+        long take turns with later ones."""
         budget = self.prefill_tokens
         while budget > 0:
-            if self._entering is None and not self._call_in(budget):
+            if all(entering.ran >= PATIENCE for entering in self._entering):
+                self._call_in(budget)
+            if not self._entering:
                 return
-            assert self._entering is not None
-            requests, parts = self._entering
+            entering = self._entering.popleft()
+            requests = entering.requests
             try:
-                done = next(parts)
+                done = next(entering.parts)
                 if done is not None:
-                    self._entering = None
                     self._enter(requests, done)
+                else:
+                    entering.ran += 1
+                    self._entering.append(entering)
             except Exception as error:
-                self._entering = None
                 for request in requests:
                     self._emit(request, Event(0, error=_words(error)))
             budget -= max(len(request.prompt) for request in requests) * len(requests)
 
-    def _call_in(self, budget: int) -> bool:
-        """Begin to prefill the first requests that wait, of one mode, as many as fit; False if none does."""
-        places, called = self.most_rows - self.running, list[Request]()
+    def _call_in(self, budget: int) -> None:
+        """Begin to prefill the first requests that wait, of one mode, as many as fit."""
+        coming = sum(request.options.n for entering in self._entering for request in entering.requests)
+        places, called = self.most_rows - self.running - coming, list[Request]()
         with self._wake:
             while self._waiting and not self._changes:
                 request = self._waiting[0]
@@ -224,8 +239,8 @@ class Scheduler:
         if called:
             first = called[0]
             prompts = [request.prompt for request in called]
-            self._entering = called, self.engine.prefill(prompts, first.options.resolved_mode, first.prompt_logprobs)
-        return bool(called)
+            parts = self.engine.prefill(prompts, first.options.resolved_mode, first.prompt_logprobs)
+            self._entering.appendleft(_Entering(called, parts))
 
     def _enter(self, requests: list[Request], done: Prefill) -> None:
         """Prefilled requests join the running batch, each with its samples."""
