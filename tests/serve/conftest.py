@@ -55,7 +55,7 @@ def serving(scheduler: Scheduler) -> Iterator[Callable[..., str]]:
     running: list[Any] = []
 
     def start(template: Any = None, scheduler: Scheduler = scheduler, app: Any = None, **settings: Any) -> str:
-        app = app or Server(scheduler, ByteTokenizer(), template, Settings(**{"name": "tiny", **settings})).app()
+        app = app or Server(scheduler, scheduler.tokenizer, template, Settings(**{"name": "tiny", **settings})).app()
         config = web_config(app, settings.get("idle_seconds", 30))
         bound = socket.socket()
         bound.bind(("127.0.0.1", 0))
