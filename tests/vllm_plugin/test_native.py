@@ -144,6 +144,7 @@ def test_wrong_weights_are_named(start: Callable[..., Any], own: Path, tmp_path:
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(own, tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink(missing_ok=True)
     tensors, name = load_file(tmp_path / "m" / "model.safetensors"), "trunk.blocks.1.attention.gate.weight"
     tensors[name] = torch.zeros(1, 96)
     if missing:

@@ -147,6 +147,9 @@ def test_a_missing_weight_of_the_connection_is_named(folder: Path, tmp_path: Pat
     tensors = load_file(tmp_path / "m" / "model.safetensors")
     del tensors["connection.mergers.0.gate.weight"]
     save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(Exception, match="damaged"):
+        start(model=str(tmp_path / "m"))
+    (tmp_path / "m" / "manifest.json").unlink()
     with pytest.raises(Exception, match="gate"):
         start(model=str(tmp_path / "m"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import init_vllm_registered_model, maybe_prefix
 
 from fullband.feedback.connection import Connection, current_name
+from fullband.files import verify_manifest
 from fullband.hf.config import FullBandConfig
 from fullband.trunk.huggingface.trunk import scaled_norm
 from fullband.vllm.carried import Carried, Chunk
@@ -44,6 +46,7 @@ class FullBandForCausalLM(nn.Module):
         self.connection = Connection(self.config.connected, text.hidden_size, text.num_hidden_layers)
         if trunk is not None:
             self.embedding_scale = nn.Parameter(torch.ones((), dtype=torch.float32), requires_grad=False)
+        self.folder = Path(vllm_config.model_config.model)
         self.carried = Carried()
         self.chunks: Sequence[Chunk] | None = None
 
@@ -104,7 +107,8 @@ class FullBandForCausalLM(nn.Module):
         return self.lm.compute_logits(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Raises ValueError for a weight of the connection that is missing."""
+        """Raises ValueError for a damaged file, and for a weight of the connection that is missing."""
+        verify_manifest(self.folder)
         own = dict(self.connection.named_parameters())
         loaded: set[str] = set()
 
