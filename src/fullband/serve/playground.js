@@ -217,8 +217,9 @@ const label = name => {  // a state of a task: where A, B, C lie, for permutatio
 function picture(name) {  // lines from where things lie to where a step takes them
   const permutation = server.task.permutations?.[server.task.tokens.indexOf(name)];
   if (!permutation) return make("span", name);
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), wide = 12 * permutation.length;
+  const svg = $("blank").cloneNode(), wide = 12 * permutation.length;
   for (const [key, value] of Object.entries({ width: wide, height: 20, viewBox: `0 0 ${wide} 20`, "stroke-width": 1.6, "aria-hidden": true })) svg.setAttribute(key, value);
+  svg.removeAttribute("id"); svg.removeAttribute("hidden");
   permutation.forEach((to, from) => {
     const line = document.createElementNS(svg.namespaceURI, "path");
     line.setAttribute("d", `M${6 + 12 * from} 1C${6 + 12 * from} 10 ${6 + 12 * to} 10 ${6 + 12 * to} 19`);
