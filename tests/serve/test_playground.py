@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fullband.config import TaskSource, TrunkConfig
+from fullband.data.chat_template import ChatTemplate
 from fullband.data.tasks import build_task, permutations_of
 from fullband.data.tokenizers import ByteTokenizer, TaskTokenizer
 from fullband.decode import generate_texts
@@ -130,6 +131,22 @@ def test_three_modes_side_by_side(
     page.keyboard.press("ArrowRight")
     detail = page.evaluate("panels.soft.detail.textContent")
     assert detail.startswith("token 1, ") and "without the carried state" in detail
+
+
+def test_a_chat_and_what_the_carried_state_changes_in_it(
+    served_model: FullBandModel, serving: Callable[..., str], open_page: Callable[..., Any]
+) -> None:
+    template = ChatTemplate("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}")
+    page = open_page(serving(template=template))
+    page.check("#chat")
+    generate(page, tokens=8)
+    answers = [generate_texts(served_model, ByteTokenizer(), ["<user>once upon"], mode, max_new_tokens=8)[0] for mode in MODES]
+    assert texts(page, "pre") == [answer.text for answer in answers]
+    page.check("[value=carried]")
+    page.wait_for_selector("#stop:disabled")
+    asked = CarriedRequest(answer=answers[2].tokens, mode="fused")
+    found = carried(served_model, ByteTokenizer(), list(b"<user>once upon"), answers[2].tokens, asked)
+    assert page.evaluate("panels.fused.tokens.map(token => token.carried.without)") == pytest.approx(found["without"], abs=1e-5)
 
 
 @pytest.mark.parametrize("passes", ["1", "4", "exact", "converged"])
