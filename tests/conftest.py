@@ -42,8 +42,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+# Under nohup SIGHUP is ignored, behind & SIGINT, which runs respect: the tests of them would be deaf.
 if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, which runs respect: the tests of it would be deaf
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -16,8 +16,9 @@ from fullband.cli.progress import Pace, ProgressLines, forward_progress
 from fullband.config import Recipe
 from fullband.feedback.by_passes import positions_to_run
 from fullband.training import train
-from fullband.training.progress import TrainingProgress, Work
+from fullband.training.progress import TrainingProgress
 from fullband.training.run import prepare
+from fullband.training.work import Work
 from reference.seam import read
 
 
@@ -83,7 +84,7 @@ def test_lines_elsewhere(tmp_path) -> None:
 
 def test_the_time_left_counts_passes_not_steps(tmp_path) -> None:
     run = prepare(Recipe.model_validate(RECIPE | {"output": str(tmp_path)}), resume=False)
-    work = Work.of(run)
+    work = Work.of(run.schedule.config, run.recipe.train, run.loader.length)
     half = 10 * (1 + 1.5 * 0.5)  # two or three passes, of which the later ones run half the positions
     assert work.remaining(10) == pytest.approx(half)
     assert work.remaining(0) == pytest.approx(10 + half)

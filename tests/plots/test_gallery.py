@@ -150,7 +150,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     ("place", "value", "said"),
     [
         (("trace", "records"), None, "trace.records: required, but not given"),
-        (("trace", "records"), [], "trace.records: list should have at least 1 item"),
+        (("trace", "records"), [], "trace.records: must have at least 1 item"),
         (("trace", "horizon"), "far", "trace.horizon: must be a whole number, got 'far'"),
         (("reach",), [{}], "reach.0.mode: required, but not given"),
     ],

@@ -25,6 +25,7 @@ from fullband.cli import (
     probe,
     quickstart,
     recipe,
+    runs,
     serve,
     train,
 )
@@ -49,6 +50,7 @@ app = typer.Typer(
 )
 app.command("quickstart", epilog=quickstart.EXAMPLES)(at_home(quickstart.quickstart))
 app.command("train", epilog=train.EXAMPLES)(at_home(train.train))
+app.command("runs", epilog=runs.EXAMPLES)(at_home(runs.runs))
 app.command("compare-runs", epilog=compare_runs.EXAMPLES)(at_home(compare_runs.compare_runs))
 app.command("generate", epilog=generate.EXAMPLES)(at_home(generate.generate))
 app.command("evaluate", epilog=evaluate.EXAMPLES)(at_home(evaluate.evaluate))

@@ -23,6 +23,7 @@ from fullband.training.metrics import Tracker, open_trackers
 from fullband.training.milestones import Milestones
 from fullband.training.progress import shown_progress
 from fullband.training.run import DivergedError, Run, prepare
+from fullband.training.starts import recorded
 from fullband.training.step import StepReport, accumulate_gradients
 from fullband.training.stop import StopRequest, stop_signals
 
@@ -67,7 +68,10 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
         run = prepare(recipe, resume)
         if watcher is None and (progress := shown_progress()):
             watcher = held.enter_context(progress)
-        return _train(run, watcher)
+        ended = held.enter_context(recorded(run))
+        result = _train(run, watcher)
+        ended["signal"] = result.signal
+        return result
 
 
 @contextmanager

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from fullband.amounts import duration, short
-from fullband.costs import executed_positions
-from fullband.spans import schedule_spans
 from fullband.training.run import Run
+from fullband.training.work import Work
 
 MEMORY = 0.9  # of the running mean of each pass's loss
 
@@ -52,7 +51,7 @@ class TrainingProgress:
         )
         for notice in run.notices:
             self.console.print(f"note: {notice}", soft_wrap=True)
-        self.work = Work.of(run)
+        self.work = Work.of(run.schedule.config, run.recipe.train, run.loader.length)
         self.started_at = time.perf_counter()
         self.work_before = self.work.remaining(run.step)
         self.known = {"shock": run.milestones.shock, "crossover": run.milestones.crossover_step}
@@ -137,27 +136,3 @@ def shown_progress() -> TrainingProgress | None:
 
 def difference(loss: float, plain: float | None) -> str:
     return "" if plain is None else f" ({loss - plain:+.4f})"
-
-
-class Work:
-    """What is left of a run, in plain passes over one batch: later steps run more passes than the first ones.
-
-    spans   (first step, step after the last, expected passes beyond the first)
-    extra   the part of a pass beyond the first that is executed
-    """
-
-    def __init__(self, spans: list[tuple[int, int, float]], extra: float):
-        self.spans, self.extra = spans, extra
-
-    @classmethod
-    def of(cls, run: Run) -> Work:
-        feedback, train = run.schedule.config, run.recipe.train
-        executed = executed_positions(run.loader.length, feedback, train.microbatch_rows or train.batch_rows)
-        spans = [
-            (first, stop, sum((k - 1) * probability for k, probability in passes.items()))
-            for first, stop, passes in schedule_spans(run.schedule.phases, train.steps, feedback.start_step)
-        ]
-        return cls(spans, sum(executed) / run.loader.length)
-
-    def remaining(self, step: int) -> float:
-        return sum(max(0, stop - max(first, step)) * (1 + self.extra * more) for first, stop, more in self.spans)
