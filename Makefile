@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test versions check install clean
+.PHONY: quickstart test versions check gpu-check install clean
 
 quickstart: .venv/.installed
 	$(BIN)/fullband quickstart
@@ -12,6 +12,10 @@ test: .venv/.installed-dev
 
 versions:  # the laws under the oldest and the newest torch and transformers that are allowed; gigabytes, so not part of CI
 	.ci/versions
+
+gpu-check: .venv/.installed-dev  # what only a GPU can show, under five minutes; docs/gpu.md
+	mkdir -p runs
+	$(BIN)/python -m benchmarks.gpu --json runs/gpu-check.json
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """The benchmarks run at toy sizes and write the keys they promise. Nothing here asserts a time."""
 
 import json
+from pathlib import Path
 
 import pytest
 from benchmarks.side_by_side import Timings
@@ -83,3 +84,21 @@ def test_help_teaches(benchmark, capsys):
     with pytest.raises(SystemExit) as stop:
         benchmark.main(["--help"])
     assert stop.value.code == 0 and benchmark.__doc__.splitlines()[0] in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_gpu_check_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All that a CPU can check, but the compiled blocks (a minute); and it sees a path that computes something else."""
+    from benchmarks import gpu
+
+    monkeypatch.setattr(gpu, "compiled_losses", gpu.training_losses)
+    found = gpu.main(["--device", "cpu", "--only", "checks", "--json", str(tmp_path / "gpu.json")])
+    assert all(check["good"] for check in found["checks"]) and sum(check["error"] is not None for check in found["checks"]) == 7
+    assert len(json.loads((tmp_path / "gpu.json").read_text())["checks"]) == 9
+    monkeypatch.setattr(gpu, "make_plan", lambda queries, keys, window, *others: gpu.dense_plan(queries, keys, 90, *others))
+    monkeypatch.setattr(gpu, "differing", lambda device, **settings: 1 / 0)
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["--device", "cpu", "--only", "checks", "--json", str(tmp_path / "gpu.json")])
+    assert ended.value.code == 1
+    good = [check["good"] for check in json.loads((tmp_path / "gpu.json").read_text())["checks"]]
+    assert good == [False, False, True, True, True, False, False, True, True]
