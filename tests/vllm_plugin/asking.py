@@ -15,11 +15,12 @@ def prompts(count: int = 16) -> list[list[int]]:
     return [torch.randint(512, (LENGTHS[number % len(LENGTHS)],)).tolist() for number in range(count)]
 
 
-def asked(mode: str | None, passes: int | None, new: int) -> Any:
+def asked(mode: str | None, passes: int | None, new: int, **others: Any) -> Any:
     from vllm import SamplingParams
 
     extra = {name: value for name, value in (("mode", mode), ("feedback_passes", passes)) if value is not None}
-    return SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False, extra_args=extra or None)
+    given = {"temperature": 0, "max_tokens": new, "ignore_eos": True, "detokenize": False, "extra_args": extra or None}
+    return SamplingParams(**given | others)
 
 
 def outputs(llm: Any, given: list[list[int]], params: list[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import vllm
-from vllm import SamplingParams
+from vllm import SamplingParams, envs
 from vllm.config import CUDAGraphMode, ModelConfig, VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
@@ -147,6 +147,13 @@ class RequestCheck(LogitsProcessor, V2LogitsProcessor):
             raise ValueError('mode: this server was started with {"fused": "off"}: standard and soft only')
         if mode.feedback_passes not in (0, 1) and cls.fused == "two_kv":
             raise ValueError(f'feedback_passes: this server was started with {{"fused": "two_kv"}}: 1 only, got {mode.feedback_passes}')
+        if (
+            sampling_params.seed is not None
+            and cls.fused != "whole"
+            and current_platform.device_type == "cpu"
+            and not envs.VLLM_USE_V2_MODEL_RUNNER
+        ):
+            raise ValueError("seed: vLLM's V1 runner on a CPU ends at it where prompts are prefilled in chunks")  # as without this plugin
         if sampling_params.watermarking is False and sampling_params.max_tokens == 1 and not sampling_params.detokenize:
             raise ValueError("beam search hands in each answer anew as a prompt, whose tokens are not fed back")  # the mark of its requests
 
