@@ -189,6 +189,17 @@ class TrainConfig(Strict):
         return self
 
 
+class ParallelConfig(Strict):
+    """Processes that share a run: `shard` x `replicate` of them, started by torchrun or SLURM."""
+
+    shard: int = Field(gt=0, le=2**16, description="processes that weights, gradients and optimizer state are cut over")
+    replicate: int = Field(default=1, gt=0, le=2**16, description="groups of such processes, each with a whole copy (HSDP)")
+    reshard: bool = Field(
+        default=True, description="free a layer's weights after each pass and gather them again; false: less communication, more memory"
+    )
+    timeout: float = Field(default=600.0, gt=0, le=86400, description="seconds that ranks wait for one that hangs before the run ends")
+
+
 class Recipe(Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200, description="name of the run and of its folder")
     seed: int = Field(default=0, ge=0, lt=2**63, description="random seed of weights, data order, passes and noise")
@@ -200,6 +211,9 @@ class Recipe(Strict):
     optim: OptimConfig = Field(default_factory=OptimConfig, description="optimizer and learning rates")
     train: TrainConfig = Field(description="length of training, batches, device and checkpoints")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="evaluation on held-out data during training")
+    parallel: ParallelConfig | None = Field(
+        default=None, description="how a run is cut over processes; default: over all that torchrun started"
+    )
 
     @model_validator(mode="before")
     @classmethod

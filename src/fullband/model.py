@@ -111,19 +111,20 @@ class FullBandModel(nn.Module):
             states = top_states(self, tokens, passes, layout)
         return ModelOutput(self.trunk.head(states[:, -logits_to_keep:]), states, after if use_cache else None)  # [:, -0:] is all
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write config.json, model.safetensors and manifest.json into `folder`, which is created.
 
+        weights  the model's whole tensors; None = its own
         Each file is written beside its place, flushed to disk and renamed. The tokenizer saves itself there too.
         The old manifest goes first: killed halfway, a folder that is saved again would fail its check although all its files are whole.
         """
         folder = Path(folder)
-        if any(type(parameter.data) is not Tensor for parameter in self.parameters()):
+        if weights is None and any(type(parameter.data) is not Tensor for parameter in self.parameters()):
             raise ValueError("a quantised model cannot be saved; save the one it was made from")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MANIFEST).unlink(missing_ok=True)
         write_json(folder / CONFIG, self.config.model_dump())
-        write_tensors(folder / WEIGHTS, self.state_dict())
+        write_tensors(folder / WEIGHTS, self.state_dict() if weights is None else weights)
         write_manifest(folder, [CONFIG, WEIGHTS])
 
     @classmethod

@@ -60,7 +60,7 @@ def test_the_logged_learning_rate_is_the_one_applied(recipe: MakeRecipe) -> None
 def test_the_z_loss_is_on_in_the_cooldown_only(recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     real = loop_module.accumulate_gradients
-    monkeypatch.setattr(loop_module, "accumulate_gradients", lambda *args: given.append(args[-1]) or real(*args))
+    monkeypatch.setattr(loop_module, "accumulate_gradients", lambda *args: given.append(args[5]) or real(*args))
     config = recipe(train__steps=8, optim={"warmup_steps": 2, "cooldown": 0.25, "z_loss": 0.1})
     train(config)
     assert given == [0.0] * 6 + [0.1] * 2

@@ -122,8 +122,8 @@ def test_prefix_reuse_gives_the_naive_gradients(packed: MakeRecipe, prefix: str)
 def test_prefix_reuse_gives_the_naive_training(packed: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six updates of the whole trainer in float64."""
 
-    def double(recipe: Recipe, resume: bool) -> Run:
-        run = prepare(recipe.model_copy(update={"train": recipe.train.model_copy(update={"device": "cpu"})}), resume)
+    def double(recipe: Recipe, resume: bool, *rest: Any) -> Run:
+        run = prepare(recipe.model_copy(update={"train": recipe.train.model_copy(update={"device": "cpu"})}), resume, *rest)
         run.model.double()
         run.optimizer = type(run.optimizer)(run.model, recipe.optim, recipe.train.steps)
         return run

@@ -21,12 +21,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fullband.optim.polar import Polar, polar_factor, polar_factor_reference, polynomial
+from fullband.optim.sharded import by_owner, is_sharded, local, processes_of
 
 Scale = Literal["spectral", "match_rms", "exact_rms"]
 EPSILON = 1e-8
@@ -87,8 +89,8 @@ class NorMuon(torch.optim.Optimizer):
         for p in group["params"]:
             if p.ndim != 2:
                 raise ValueError(f"NorMuon updates matrices; a parameter of shape {tuple(p.shape)} belongs to another optimizer")
-            kind = {"dtype": _state_dtype(p), "device": p.device}
-            self.state[p] = {"momentum": torch.zeros(p.shape, **kind), "second_moment": torch.zeros((len(p), 1), **kind)}
+            zeros = partial(torch.zeros_like, dtype=_state_dtype(p), memory_format=torch.contiguous_format)  # cut as the parameter is
+            self.state[p] = {"momentum": zeros(p.detach()), "second_moment": zeros(p.detach()[:, :1])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """See `torch.optim.Optimizer`, which rounds the state to the parameter's dtype; here it keeps its own."""
@@ -104,56 +106,66 @@ class NorMuon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        first = 0
         for group in self.param_groups:
             for stack in _stacks(group["params"]):
-                self._update(stack, group)
+                self._update(stack, group, first)
+                first += len(stack)
         return loss
 
-    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        """One step for N parameters of one shape.
+    def _update(self, params: list[Tensor], group: dict[str, Any], first: int) -> None:
+        """One step for N parameters of one shape, of which `first` were updated before. Where they are cut over processes, each matrix is
+        made whole for one of them (`by_owner`).
 
         Everything happens on stacks and is copied back: on a CPU a small model's step is spent calling operators, and torch's foreach
         functions with a scalar cost more there than the copies.
         """
-        fan_out, fan_in = params[0].shape
         states = [self.state[p] for p in params]
-        momenta = [state["momentum"] for state in states]
-        second_moments = [state["second_moment"] for state in states]
+        momenta = [local(state["momentum"]) for state in states]
+        second_moments = [local(state["second_moment"]) for state in states]
 
         momentum = torch.stack(momenta).mul_(group["momentum"])  # [N, fan_out, fan_in]
-        momentum.add_(torch.stack([p.grad for p in params if p.grad is not None]))
+        momentum.add_(torch.stack([local(p.grad) for p in params if p.grad is not None]))
         torch._foreach_copy_(momenta, momentum.unbind())
 
-        dtype = group["polar_dtype"] or (torch.bfloat16 if momentum.is_cuda and momentum.dtype == torch.float32 else None)
-        update = polar_factor(momentum, group["epsilon"], dtype, group["polar"]).to(momentum.dtype)
-
-        row_norms = torch.linalg.vector_norm(update, dim=-1, keepdim=True)  # [N, fan_out, 1]
-        second_moment = torch.stack(second_moments).lerp_(row_norms.square().div_(fan_in), 1 - group["beta2"])
+        second_moment = torch.stack(second_moments)
+        directions = partial(_directions, group=group)
+        if is_sharded(params[0]):
+            update, row_scale, second_moment = by_owner(directions, momentum, second_moment, params[0], first)
+        else:
+            update, row_scale, second_moment = directions(momentum, second_moment)
         torch._foreach_copy_(second_moments, second_moment.unbind())
 
-        # Both Frobenius norms follow from the rows': no further pass over the matrices.
-        row_scale = second_moment.sqrt().add_(group["epsilon"]).reciprocal_()
-        norm = (
-            torch.ones_like(row_norms[:, :1])
-            if group["scale"] == "exact_rms"
-            else torch.linalg.vector_norm(row_norms, dim=-2, keepdim=True)
-        )
-        new_norm = torch.linalg.vector_norm(row_norms * row_scale, dim=-2, keepdim=True)
-        row_scale.mul_(norm.div_(new_norm.clamp_(min=EPSILON)))
+        own = [local(p) for p in params]
+        weights = torch.stack(own).to(momentum.dtype).mul_(1 - adamc_decay(group["lr"], group["max_lr"], group["weight_decay"]))
+        weights.addcmul_(update, row_scale, value=-group["lr"] * update_scale(group["scale"], *params[0].shape))
+        torch._foreach_copy_(own, weights.unbind())
 
-        weights = torch.stack(params).to(momentum.dtype).mul_(1 - adamc_decay(group["lr"], group["max_lr"], group["weight_decay"]))
-        weights.addcmul_(update, row_scale, value=-group["lr"] * update_scale(group["scale"], fan_out, fan_in))
-        torch._foreach_copy_(params, weights.unbind())
+
+def _directions(momentum: Tensor, second_moment: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of N whole matrices: the polar factors O of `momentum` [N, fan_out, fan_in], what each row of them is multiplied by [N, fan_out, 1],
+    and the new second moments [N, fan_out, 1]; `second_moment` is written over."""
+    dtype = group["polar_dtype"] or (torch.bfloat16 if momentum.is_cuda and momentum.dtype == torch.float32 else None)
+    update = polar_factor(momentum, group["epsilon"], dtype, group["polar"]).to(momentum.dtype)
+
+    row_norms = torch.linalg.vector_norm(update, dim=-1, keepdim=True)  # [N, fan_out, 1]
+    second_moment = second_moment.lerp_(row_norms.square().div_(momentum.shape[-1]), 1 - group["beta2"])
+
+    # Both Frobenius norms follow from the rows': no further pass over the matrices.
+    row_scale = second_moment.sqrt().add_(group["epsilon"]).reciprocal_()
+    norm = torch.ones_like(row_norms[:, :1]) if group["scale"] == "exact_rms" else torch.linalg.vector_norm(row_norms, dim=-2, keepdim=True)
+    new_norm = torch.linalg.vector_norm(row_norms * row_scale, dim=-2, keepdim=True)
+    return update, row_scale.mul_(norm.div_(new_norm.clamp_(min=EPSILON))), second_moment
 
 
 def _stacks(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """The parameters that have a gradient, in lists of one shape, dtype and device, in their order."""
+    """The parameters that have a gradient, in lists of one shape, dtype and device, in their order; a process gets its share of a list."""
     alike: dict[Any, list[Tensor]] = defaultdict(list)
     for p in params:
         if p.grad is not None:
             alike[p.shape, p.dtype, p.device].append(p)
     for same in alike.values():
-        size = max(1, MAX_STACK_ELEMENTS // max(1, same[0].numel()))
+        size = max(1, processes_of(same[0]) * MAX_STACK_ELEMENTS // max(1, same[0].numel()))
         for start in range(0, len(same), size):
             yield same[start : start + size]
 

@@ -11,6 +11,7 @@ from fullband.config import OptimConfig
 from fullband.optim.adam import adam
 from fullband.optim.groups import MATRICES, OptimizerName, ParameterGroup, parameter_groups
 from fullband.optim.normuon import NorMuon
+from fullband.optim.sharded import gradient_norm, put
 from fullband.optim.wsd import in_cooldown, wsd_factor
 
 
@@ -97,7 +98,7 @@ class Optimizer:
         if clip is None and not wanted:
             return None
         parameters = [p for _, p in self._named() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = gradient_norm(parameters)
         if clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         return norm
@@ -108,7 +109,8 @@ class Optimizer:
     def state_dict(self) -> dict[str, Tensor]:
         """`{parameter name}.{kind}` -> tensor: momentum, second_moment (NorMuon), step, exp_avg, exp_avg_sq (Adam).
 
-        The tensors are the live state, not copies: save or clone them before the next step. None shares memory with another.
+        The tensors are the live state, not copies: save or clone them before the next step. None shares memory with another. They are cut
+        over processes as their parameters are.
         """
         tensors = {}
         for group in self.groups:
@@ -118,7 +120,7 @@ class Optimizer:
         return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over a state written by `state_dict`, on any device. Nothing is changed unless all of it fits.
+        """Take over a state written by `state_dict`, of whole tensors, on any device. Nothing is changed unless all of it fits.
 
         Raises ValueError naming the first key that is missing, unexpected or of another shape.
         """
@@ -133,7 +135,7 @@ class Optimizer:
                 raise ValueError(f"optimizer state: {key} belongs to no parameter of the model")
         with torch.no_grad():
             for key, tensor in own.items():
-                tensor.copy_(tensors[key])
+                put(tensor, tensors[key])
 
 
 def _parameters(groups: Iterable[ParameterGroup]) -> list[nn.Parameter]:

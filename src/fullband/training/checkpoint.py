@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,17 +42,19 @@ class Checkpoints:
         step: int,
         model: LoadedModel,
         loader: Loader,
-        optimizer: dict[str, Tensor],
+        optimizer: Mapping[str, Tensor],
         training: dict[str, Any],
         best: dict[str, Any] | None,
         keep: int,
         pending: bool = False,
         unlogged: dict[str, Any] | None = None,
+        weights: dict[str, Tensor] | None = None,
     ) -> Path:
         """Write the checkpoint of `step`, point last.json to it and best.json to `best`, delete all but the newest `keep` and the best.
 
         pending    whether the step's validation is still to come: a run that resumes here begins with it
         unlogged   what could not be logged of the step: a run that resumes here logs it first
+        weights    the model's whole tensors, where it is cut over processes
 
         The step that last.json points to already is not written again. Raises ValueError naming the folder if it cannot be written;
         the checkpoint before it stays whole.
@@ -63,7 +66,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             if last != place:
                 shutil.rmtree(partial, ignore_errors=True)
-                save_model(model, partial)
+                save_model(model, partial, weights)
                 loader.save(partial)
                 write_tensors(partial / OPTIMIZER, optimizer)
                 write_json(partial / TRAINING, training)

@@ -21,6 +21,7 @@ from fullband.training.checks import check_run_folder
 from fullband.training.evaluation import validation_losses
 from fullband.training.metrics import Tracker, open_trackers
 from fullband.training.milestones import Milestones
+from fullband.training.parallel import held_by_main, running
 from fullband.training.progress import shown_progress
 from fullband.training.run import DivergedError, Run, prepare
 from fullband.training.starts import recorded
@@ -62,14 +63,14 @@ def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) 
     Raises ValueError for a recipe that does not fit or a run that another process is training, and DivergedError, which names the
     step, for a loss that is not finite.
     """
-    with ExitStack() as held:
+    with running(recipe) as parallel, ExitStack() as held:
         check_run_folder(recipe.folder)
-        held.enter_context(own_folder(recipe.folder))
-        run = prepare(recipe, resume)
-        if watcher is None and (progress := shown_progress()):
+        held_by_main(parallel, held, own_folder(recipe.folder))
+        run = prepare(recipe, resume, parallel)
+        if watcher is None and parallel.main and (progress := shown_progress()):
             watcher = held.enter_context(progress)
-        ended = held.enter_context(recorded(run))
-        result = _train(run, watcher)
+        ended = held.enter_context(recorded(run)) if parallel.main else {}
+        result = _train(run, watcher if parallel.main else None)
         ended["signal"] = result.signal
         return result
 
@@ -103,14 +104,17 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
     recipe = run.recipe
     config, evaluation = recipe.train, recipe.evaluation
     held_out = run.held_out
-    trackers = open_trackers(config.tracker, run.folder, recipe.name, recipe.model_dump(mode="json"), run.step, run.pending)
+    settings = recipe.model_dump(mode="json")
+    trackers: list[Tracker] = []
+    opened = config.tracker, run.folder, recipe.name, settings, run.step, run.pending
+    run.parallel.from_main(lambda: trackers.extend(open_trackers(*opened)))
     validation: dict[str, float] = {}
     checkpoint = run.checkpoints.last()
     start, tokens_before = time.perf_counter(), run.tokens
     if watcher:
         with suppress(OSError):  # a terminal that is gone stops no run
             watcher.started(run, describe_groups(run.optimizer.groups, recipe.optim))
-    else:
+    elif run.parallel.main:
         for notice in run.notices:
             warnings.warn(notice, stacklevel=3)
     try:
@@ -119,7 +123,7 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
                 passes: list[FeedbackPasses] = [0] if run.schedule.switch_on is None else evaluation.feedback_passes
                 validation = evaluate(run, held_out, passes, trackers, watcher)
             if run.unlogged:
-                log(trackers, run.step - 1, run.unlogged)
+                log(run, trackers, run.unlogged)
                 run.save(run.pending)
             if run.pending and held_out and validation_due(run):  # a kill came between the save and the validation of its step
                 validation = evaluate(run, held_out, passes_to_evaluate(run), trackers, watcher)
@@ -127,7 +131,7 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
                     run.validated(lowest(validation))
                 else:
                     run.save()
-            while run.step < config.steps and not stop:
+            while not (ending := stopped(run, stop)) and run.step < config.steps:
                 with run.kept():
                     # 1. Look whether the states settle, if the schedule adapts to that.
                     before = run.loader.state_dict(), run.schedule.state_dict()
@@ -137,7 +141,7 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
                     # 2. Gradients of Eq. 12 over this step's passes.
                     run.optimizer.zero_grad()
                     z_loss = run.optimizer.z_loss(run.step)
-                    report = accumulate_gradients(run.model, batch, run.step, run.schedule, config, z_loss)
+                    report = accumulate_gradients(run.model, batch, run.step, run.schedule, config, z_loss, run.parallel)
                     if not math.isfinite(report.objective + report.gradient_norm):
                         raise diverged(run, report, *before)
 
@@ -160,20 +164,26 @@ def _train(run: Run, watcher: Watcher | None) -> RunResult:
                         watcher.stepped(run, values)
                 if run.step % config.log_every == 0 or settling or run.step == config.steps:
                     with run.kept(pending=evaluate_now, unlogged=values):
-                        log(trackers, run.step - 1, values)
+                        log(run, trackers, values)
                 if save_now:
                     checkpoint = run.save(pending=evaluate_now)
                 if evaluate_now:
                     validation = evaluate(run, held_out, passes_to_evaluate(run), trackers, watcher)
                     if save_now:
                         run.validated(lowest(validation))
-            if stop:
+            if ending:
                 checkpoint = run.save()
     finally:
         for tracker in trackers:
             tracker.close()
     assert checkpoint is not None
     return result_of(run, checkpoint, validation, time.perf_counter() - start, stop)
+
+
+def stopped(run: Run, stop: StopRequest) -> bool:
+    """Whether a rank was asked to stop: then all of them stop after the same step."""
+    stop.signal = run.parallel.agree(stop.signal)
+    return bool(stop)
 
 
 def adapt_schedule(run: Run, batch: Any) -> dict[str, Any]:
@@ -183,7 +193,8 @@ def adapt_schedule(run: Run, batch: Any) -> dict[str, Any]:
     if adaptive is None or on is None or run.step < on or not adaptive.due(run.step):
         return {}
     rows = batch.rows(0, min(adaptive.config.rows, batch.tokens.shape[0])).to(run.device)
-    settling = measure_settling(run.model, rows.tokens, adaptive.config.passes, adaptive.config.tolerance, rows.layout.with_plain(None))
+    limits = adaptive.config.passes, adaptive.config.tolerance
+    settling = run.parallel.observe(measure_settling, run.model, rows.tokens, *limits, rows.layout.with_plain(None))
     adaptive.update(settling, run.schedule.probabilities(run.step))
     return {
         "deeper_share": adaptive.share,
@@ -198,8 +209,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Held-out losses by feedback passes, logged with the last step that was done."""
     with run.kept(pending=True):
-        losses = validation_losses(run.model, held_out, passes, run.recipe.train.dtype)
-        log(trackers, run.step - 1, {"validation": losses})
+        losses = run.parallel.observe(validation_losses, run.model, held_out, passes, run.recipe.train.dtype)
+        log(run, trackers, {"validation": losses})
     if watcher:
         with suppress(OSError):
             watcher.evaluated(run, losses)
@@ -240,9 +251,14 @@ def step_values(run: Run, report: StepReport) -> dict[str, Any]:
     }
 
 
-def log(trackers: list[Tracker], step: int, values: dict[str, Any]) -> None:
-    for tracker in trackers:
-        tracker.log(step, values)
+def log(run: Run, trackers: list[Tracker], values: dict[str, Any]) -> None:
+    """Values of the last step that was done; rank 0 has the trackers."""
+
+    def write() -> None:
+        for tracker in trackers:
+            tracker.log(run.step - 1, values)
+
+    run.parallel.from_main(write)
 
 
 def lowest(losses: dict[str, float]) -> float | None:

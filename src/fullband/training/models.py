@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullband.config import ModelConfig, Recipe
 from fullband.data.batch import PADDING
@@ -54,13 +54,14 @@ def build_model(recipe: Recipe, loader: Loader, checkpoint: Path | None = None) 
     return model.train()
 
 
-def save_model(model: LoadedModel, folder: Path) -> None:
-    """Write the model's files into `folder`, flushed to disk. Raises OSError if they cannot be written."""
+def save_model(model: LoadedModel, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write the model's files into `folder`, flushed to disk; `weights` are its whole tensors where it is cut over processes. Raises
+    OSError if they cannot be written."""
     if isinstance(model, FullBandModel):
-        model.save(folder)
+        model.save(folder, weights)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=weights)
     for path in folder.iterdir():
         with open(path, "rb") as file:
             os.fsync(file.fileno())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from fullband.config import Recipe
 from fullband.data.batch import Batch
@@ -20,12 +20,14 @@ from fullband.feedback.connection import current_name
 from fullband.feedback.schedule import PassSchedule
 from fullband.files import TRAINING, read_tensors, write_bytes
 from fullband.loading import LoadedModel
-from fullband.model import WEIGHTS, FullBandModel
+from fullband.model import FullBandModel
 from fullband.optim.optimizer import Optimizer
+from fullband.optim.sharded import local
 from fullband.optim.wsd import warmup_length, warmup_words
 from fullband.training.checkpoint import OPTIMIZER, Checkpoints, checkpoint_name
 from fullband.training.milestones import Milestones
 from fullband.training.models import current_model_identity, difference, model_identity
+from fullband.training.parallel import ALONE, Parallel
 from fullband.training.resolve import resolve
 
 RECIPE = "recipe.yaml"
@@ -49,6 +51,7 @@ class Run:
     checkpoints: Checkpoints
     milestones: Milestones
     notices: list[str] = field(default_factory=list)  # what differs from what the recipe might lead one to expect
+    parallel: Parallel = ALONE
     held_out: list[Batch] = field(default_factory=list)  # for validation; empty = none
     best: dict[str, Any] | None = None  # {"checkpoint": name, "validation_loss": nats} of the best one so far
     unlogged: dict[str, Any] | None = None  # what a full disk kept from being logged of the step that the run resumes from
@@ -73,7 +76,10 @@ class Run:
 
     def is_finite(self) -> bool:
         """Whether every number of model and optimizer is one."""
-        return all(bool(t.isfinite().all()) for t in (*self.model.parameters(), *self.optimizer.state_dict().values()))
+        return self._finite((*self.model.parameters(), *self.optimizer.state_dict().values()))
+
+    def _finite(self, tensors: Iterable[Tensor]) -> bool:
+        return self.parallel.all(all(bool(local(t).isfinite().all()) for t in tensors))
 
     def validated(self, loss: float | None) -> None:
         """The checkpoint of this step, saved already, has this validation loss (None: no finite one); it may be the best one so far."""
@@ -87,7 +93,7 @@ class Run:
         Raises DivergedError where parameters that are not finite would take the place of good ones.
         """
         good = self.checkpoints.last()
-        if good and not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+        if good and not self._finite(self.model.parameters()):
             left = "the update before it left parameters that are not finite"
             raise DivergedError(f"step {self.step}: {left}; the last good state is {good}")
         training = {
@@ -100,8 +106,10 @@ class Run:
             "schedule": self.schedule.state_dict(),
             "milestones": self.milestones.state_dict(),
         }
-        keep, optimizer = self.recipe.train.keep_checkpoints, self.optimizer.state_dict()
-        return self.checkpoints.save(self.step, self.model, self.loader, optimizer, training, self.best, keep, pending, unlogged)
+        keep, parallel = self.recipe.train.keep_checkpoints, self.parallel
+        weights, optimizer = parallel.weights(self.model), parallel.whole(self.optimizer.state_dict())
+        saved = (self.step, self.model, self.loader, optimizer, training, self.best, keep, pending, unlogged, weights)
+        return Path(parallel.from_main(lambda: str(self.checkpoints.save(*saved))))
 
     @contextmanager
     def kept(self, pending: bool = False, unlogged: dict[str, Any] | None = None) -> Iterator[None]:
@@ -116,7 +124,7 @@ class Run:
         try:
             yield
         except Exception as error:
-            if not self.step or isinstance(error, DivergedError):
+            if not self.step or isinstance(error, DivergedError) or not self.parallel.all_failed():
                 raise
             self.loader.load_state_dict(before[0])
             self.schedule.load_state_dict(before[1], self.step)
@@ -135,7 +143,7 @@ class Run:
             if change := difference(what, before, self.identity[what], "there", "in the recipe"):
                 raise ValueError(f"{checkpoint}: cannot resume with another {what} ({change})")
         if isinstance(self.model, FullBandModel):  # others were made from the checkpoint
-            self.model.load_weights(checkpoint / WEIGHTS)
+            self.parallel.load_weights(self.model, checkpoint)
         try:
             held = read_tensors(checkpoint / OPTIMIZER)
             self.optimizer.load_state_dict({current_name(name): tensor for name, tensor in held.items()})
@@ -151,10 +159,11 @@ class Run:
         self.best, self.pending, self.unlogged = self.checkpoints.standing(checkpoint)
         self.step, self.tokens = training["step"], training["tokens"]
         self.token_equivalent, self.executed_positions = training["token_equivalent"], training["executed_positions"]
-        self.checkpoints.prune(checkpoint, self.best, self.recipe.train.keep_checkpoints)  # a kill may have come before the last save's
+        if self.parallel.main:
+            self.checkpoints.prune(checkpoint, self.best, self.recipe.train.keep_checkpoints)  # a kill may have come before the last save's
 
 
-def prepare(recipe: Recipe, resume: bool) -> Run:
+def prepare(recipe: Recipe, resume: bool, parallel: Parallel = ALONE) -> Run:
     """Build the run of a recipe.
 
     Raises ValueError: the run folder holds another run (without `resume`) or nothing to resume (with it), cannot be written, or any
@@ -169,11 +178,13 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
         raise ValueError(f"{folder}: no checkpoint to resume from")
     made = resolve(recipe, last)
     nn.Module.to(made.model, made.device)
+    parallel.shard(made.model)
     optimizer, schedule = Optimizer(made.model, recipe.optim, recipe.train.steps), made.schedule()
     notices = list(made.notices)
     if warmup_length(recipe.train.steps, recipe.optim.warmup_steps) < recipe.optim.warmup_steps:
         notices.append(warmup_words(recipe.train.steps, recipe.optim.warmup_steps))
-    run = Run(recipe, folder, made.device, made.model, made.loader, schedule, optimizer, checkpoints, Milestones(), notices, made.held_out)
+    model, loader, device = made.model, made.loader, made.device
+    run = Run(recipe, folder, device, model, loader, schedule, optimizer, checkpoints, Milestones(), notices, parallel, made.held_out)
     if last:
         run.restore(last)
         if schedule.switched_on == run.step and run.step:
@@ -181,8 +192,8 @@ def prepare(recipe: Recipe, resume: bool) -> Run:
                 f"feedback is switched on at step {run.step}, where the run resumes; the recipe would have switched it on earlier"
             )
     _ = run.identity  # now: at the first save, the files of the data may be gone
-    write_recipe(recipe, folder)
-    checkpoints.make()
+    parallel.from_main(lambda: write_recipe(recipe, folder))
+    parallel.from_main(checkpoints.make)
     return run
 
 

@@ -29,7 +29,14 @@ def recorded(run: Run) -> Iterator[dict[str, Any]]:
     given, or failed, with the error in a line. A disk that is full keeps nothing of this, and stops nothing."""
     _add(
         run.folder,
-        {"event": "started", "step": run.step, "seed": run.recipe.seed, "data": run.identity["data"], **surroundings(run.device)},
+        {
+            "event": "started",
+            "step": run.step,
+            "seed": run.recipe.seed,
+            "data": run.identity["data"],
+            "processes": run.parallel.world,
+            **surroundings(run.device),
+        },
     )
     ended: dict[str, Any] = {"signal": None}
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from fullband.feedback.loss import PassLoss, multipass_loss
 from fullband.feedback.schedule import PassSchedule
 from fullband.feedback.scheduled import run_scheduled_passes
 from fullband.loading import LoadedModel
+from fullband.optim.sharded import gradient_norm
+from fullband.training.parallel import ALONE, Parallel
 
 
 @dataclass
@@ -35,6 +37,15 @@ class StepReport:
     def add(self, passes: list[PassLoss]) -> None:
         self.sums = [_plus(a, b) for a, b in zip(self.sums, passes, strict=True)] if self.sums else passes
 
+    def over_ranks(self, parallel: Parallel) -> None:
+        """Add up what the ranks found, each of its rows."""
+        if parallel.world == 1:
+            return
+        sums = [tensor for loss in self.sums for tensor in astuple(loss)]
+        summed = parallel.sum([self.objective, self.executed_positions, *map(float, sums)])
+        self.objective, self.executed_positions = summed[0], int(summed[1])
+        self.sums = [PassLoss(*map(torch.tensor, summed[at : at + 5])) for at in range(2, len(summed), 5)]
+
     def losses(self) -> dict[str, float]:
         """Mean loss of every pass, and of passes k ≥ 2 against pass 1 over the same fused positions."""
         named = {}
@@ -53,9 +64,11 @@ def accumulate_gradients(
     schedule: PassSchedule,
     config: TrainConfig,
     z_loss: float,
+    parallel: Parallel = ALONE,
 ) -> StepReport:
     """Forward and backward over the microbatches of `batch`; gradients are added to the parameters'.
 
+    batch     of the whole step: of each microbatch, a rank takes its part of the rows
     Every sum is divided once, by the step's number of scored targets, so the split into microbatches does not matter (law 9).
     """
     device = model.trunk.device
@@ -63,17 +76,37 @@ def accumulate_gradients(
     scored = max(1, batch.counted)
     report = StepReport(schedule.passes(step), tokens=batch.tokens.numel())
     for index, micro in enumerate(batch.split(rows_per_microbatch)):
-        micro = micro.to(device)
-        with autocast(device, config.dtype):
-            outputs = run_scheduled_passes(model, micro.tokens, schedule, step, index * rows_per_microbatch, index, micro.layout)
-            loss = multipass_loss(outputs, model.trunk.head_weight, micro.targets, scored, schedule.loss_weight(step), z_loss)
-        loss.objective.backward()
-        report.objective += float(loss.objective.detach())
-        report.executed_positions += sum(output.states.shape[0] * output.states.shape[1] for output in outputs)
-        report.add(loss.passes)
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    report.gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
+        share = micro.tokens.shape[0] // parallel.world
+        first = parallel.rank * share
+        first_row = index * rows_per_microbatch + first
+        micro = micro.rows(first, first + share).to(device)
+        forward = parallel.gathered(microbatch_loss)
+        objective, passes, positions = forward(model, micro, step, schedule, config, z_loss, scored, index, first_row)
+        objective.backward()
+        report.objective += float(objective.detach())
+        report.executed_positions += positions
+        report.add(passes)
+    report.over_ranks(parallel)
+    report.gradient_norm = float(gradient_norm(model.parameters()))
     return report
+
+
+def microbatch_loss(
+    model: LoadedModel,
+    micro: Batch,
+    step: int,
+    schedule: PassSchedule,
+    config: TrainConfig,
+    z_loss: float,
+    scored: int,
+    index: int,
+    first_row: int,
+) -> tuple[Tensor, list[PassLoss], int]:
+    """(the objective to differentiate, each pass's sums, positions computed) of the step's microbatch number `index`."""
+    with autocast(model.trunk.device, config.dtype):
+        outputs = run_scheduled_passes(model, micro.tokens, schedule, step, first_row, index, micro.layout)
+        loss = multipass_loss(outputs, model.trunk.head_weight, micro.targets, scored, schedule.loss_weight(step), z_loss)
+    return loss.objective, loss.passes, sum(output.states.shape[0] * output.states.shape[1] for output in outputs)
 
 
 def _plus(a: PassLoss, b: PassLoss) -> PassLoss:

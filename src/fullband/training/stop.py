@@ -1,4 +1,5 @@
-"""Stopping well: SIGTERM, SIGHUP (a terminal that is closed) and Ctrl-C end a run after the step in hand, with a checkpoint."""
+"""Stopping well: SIGTERM, SIGUSR1 (a scheduler before preemption), SIGHUP (a terminal that is closed) and Ctrl-C end a run after the step
+in hand, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class StopRequest:
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Collects SIGTERM, SIGHUP and SIGINT while the block runs. Outside the main thread, where Python cannot, it collects nothing."""
+    """Collects SIGTERM, SIGUSR1, SIGHUP and SIGINT while the block runs; nothing outside the main thread, where Python cannot."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -32,7 +33,9 @@ def stop_signals() -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         request.signal = request.signal or number
 
-    caught = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]  # Windows knows no SIGHUP
+    caught = [
+        getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+    ]  # Windows knows neither SIGHUP nor SIGUSR1
     before = {number: signal.signal(number, ask) for number in caught if signal.getsignal(number) is not signal.SIG_IGN}  # nohup's
     try:
         yield request
