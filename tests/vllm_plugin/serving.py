@@ -26,7 +26,7 @@ class Server:
         command = [sys.executable, "-m", "fullband", "serve", str(folder), "--port", str(port), "--engine", engine, "--rows", "8"]
         command += further if engine == "vllm" else []
         given = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-        self.engine, self.log = engine, log
+        self.engine, self.folder, self.log = engine, folder, log
         self.address = f"http://127.0.0.1:{port}"
         self.child = subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT, env=given)
         for _ in range(600):
