@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from fullband.config import Recipe
 from fullband.files import read_tensors
 from fullband.training.metrics import read_metrics
 from fullband.training.parallel import check_processes
+from training.runs import everything_on
 
 RANK = Path(__file__).with_name("rank.py")
 EVERYTHING = {
@@ -121,6 +123,42 @@ def test_float32_agrees_within_rounding(recipe: Make) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "lfm2"])  # lfm2: recurrent layers, pass 1 in pieces
+def test_a_converted_model_is_cut_too(recipe: Make, tmp_path: Path, jsonl: str, family: str) -> None:
+    """Hugging Face models train in float32: within rounding. Resumed on one process from what two have saved."""
+    from training.test_converted import source_of
+
+    source = str(source_of(family, tmp_path / family))
+    changes = EVERYTHING | {
+        "model": {"source": source},
+        "data": {"source": {"kind": "files", "paths": [jsonl]}, "length": 20, "packing": family == "llama"},
+        "train__activation_checkpointing": False,
+        "train__steps": 8,
+        "train__checkpoint_every": 4,
+        "optim": {"kind": "adam", "adam_lr": 1e-4, "warmup_steps": 2, "clip_norm": 0.5},
+    }
+    one, many = recipe("one", **changes), recipe("many", **changes)
+    alone, together = run(one, 1), run(many, 2)
+    assert alone.keys() == together.keys()  # tied weights are one tensor in both
+    assert losses(one) == pytest.approx(losses(many), abs=2e-4) and len(losses(one)) > 20
+    checkpoints = many.folder / "checkpoints"
+    shutil.rmtree(checkpoints / "step-00000008")
+    (checkpoints / "last.json").unlink()
+    again = run(many, 1, "resume")
+    assert max(float((again[name].double() - alone[name].double()).abs().max()) for name in alone) < 1e-3
+
+
+@pytest.mark.slow
+def test_packed_text_with_everything_on(recipe: Make, jsonl: str) -> None:
+    """Fusion warm-up, an adaptive schedule, and rows of which each rank has another number of targets."""
+    changes = everything_on({"kind": "files", "paths": [jsonl]})
+    one, many = recipe("one", **changes), recipe("many", **changes)
+    alone, together = run(one, 1, "float64"), run(many, 2, "float64")
+    assert furthest(alone, together) < 1e-8  # 20 steps at a hundred times the rate above
+    assert losses(one) == pytest.approx(losses(many), abs=1e-8)
+
+
+@pytest.mark.slow
 def test_saved_on_four_ranks_resumed_on_one_and_two(recipe: Make) -> None:
     straight = run(recipe("straight", **EVERYTHING), 1, "float64")
     for world in (1, 2):
@@ -144,6 +182,23 @@ def test_what_ends_one_rank_ends_the_others_and_is_named(recipe: Make, word: str
     assert said in ended[0][1] and "--resume" in ended[0][1], ended
     assert "Traceback" not in ended[0][1].partition("error:")[2]
     assert json.loads((made.folder / "checkpoints" / "last.json").read_text())["checkpoint"] == "step-00000003"
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_a_checkpoint_leaves_the_one_before(recipe: Make) -> None:
+    settings = EVERYTHING | {"train__steps": 8, "train__checkpoint_every": 3}
+    straight = run(recipe("straight", **settings), 2, "float64")
+    made = recipe("run", **settings)
+    ended = Ranks(made, 2, "float64", "save-0").end(90)
+    assert all(code for code, _ in ended), ended
+    assert sorted(p.name for p in (made.folder / "checkpoints").glob("*step-*")) == [".step-00000006.partial", "step-00000003"]
+    assert furthest(straight, run(made, 2, "float64", "resume")) == 0
+
+
+@pytest.mark.slow
+def test_prefixes_of_their_own_in_every_row(recipe: Make) -> None:
+    settings = EVERYTHING | {"feedback__prefix": "per-row", "train__steps": 6}
+    assert furthest(run(recipe("one", **settings), 1, "float64"), run(recipe("many", **settings), 2, "float64")) < 1e-10
 
 
 @pytest.mark.slow

@@ -96,18 +96,23 @@ class Sharded(Parallel):
         self.dist, self.config, self.device, self.watch = dist, config, device, watch
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.bfloat16 = recipe.train.dtype == "bfloat16"
+        self.prefix = recipe.feedback.prefix
         cut = (config.replicate, config.shard) if config.replicate > 1 else (config.shard,)
         self.mesh = init_device_mesh(device.type, cut, mesh_dim_names=("replicate", "shard")[-len(cut) :])
         self.root: Any = None
 
     def shard(self, model: nn.Module) -> None:
         """`fully_shard` of every layer, and of all the rest as one unit (embedding, head, norms, connection: used in every pass), which
-        stays gathered through a step. In bfloat16 the layers' weights are gathered as bfloat16 from float32 master weights."""
+        stays gathered through a step. In bfloat16 the layers' weights are gathered as bfloat16 from float32 master weights.
+
+        Raises ValueError where ranks would run their layers a different number of times."""
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
         kind = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
         policy: dict[str, Any] = {"mp_policy": kind} if self.bfloat16 else {}
         trunk: Any = model.trunk
+        if not trunk.can_crop_cache and self.prefix not in ("off", "uniform", "shared"):
+            raise ValueError(f"feedback.prefix: must be off, uniform or shared for recurrent layers on many processes, got '{self.prefix}'")
         for layer in trunk.layers:
             fully_shard(layer, mesh=self.mesh, reshard_after_forward=self.config.reshard, **policy)
         self.root = _Root(model)

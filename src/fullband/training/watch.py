@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -49,6 +50,8 @@ class Watch:
             if _is_lost_connection(error):
                 self.mark()
                 self.alarmed = True
+                with suppress(ValueError):  # outside the main thread; a launcher ends all ranks at once, and nobody would have said why
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 self._end.wait(DEAD + 4)  # the thread finds out who is missing, and ends the process
             self.state = "failed: " + (" ".join(str(error).split())[:300] or type(error).__name__)
         else:
