@@ -6,13 +6,14 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fullband.quickstart as fullband_quickstart
-from cli.commands import Trained, checkpoint_of, contents, fullband
+from cli.commands import Trained, checkpoint_of, contents, fullband, write_recipe
 from fullband.presets import PAPER_RUNS, TRUNKS
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -201,3 +202,12 @@ def test_info_without_the_recipes_tokenizer(recipe: Callable[..., Path]) -> None
     """A preset states its vocabulary, so what a run costs can be said where its tokenizer cannot be had."""
     path = recipe(model={"preset": "10m"}, data={"tokenizer": "nowhere/tokenizer.json", "length": 64})
     assert fullband("info", path, "--json").json["model"]["shape"]["vocab_size"] == 8192
+
+
+def test_one_process_of_many_speaks_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fullband.training as training
+
+    real, recipe = training.train, write_recipe(tmp_path, evaluation__rows=0)
+    monkeypatch.setattr(training, "train", lambda *given: replace(real(*given), main=False))
+    done = fullband("train", recipe, "--json")
+    assert (done.code, done.out) == (0, "")

@@ -52,14 +52,16 @@ def train(
 
     with TrainingProgress(messages()) as progress:
         result = run(loaded, resume, progress)
-    print_json(summary(result)) if as_json else print_summary(output(), result)
-    if result.signal:
+    if result.main:
+        print_json(summary(result)) if as_json else print_summary(output(), result)
+    if result.signal and result.main:
         again = shlex.join(["fullband", "train", str(recipe), *(word for o in overrides or [] for word in ("--set", o)), "--resume"])
         messages().print(
             f"stopped by {signal.Signals(result.signal).name} after step {result.steps}; saved in {result.checkpoint}\n"
             f"continue with: {again}",
             soft_wrap=True,
         )
+    if result.signal:
         raise typer.Exit(128 + result.signal)
 
 

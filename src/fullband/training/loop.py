@@ -41,7 +41,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. `signal` is the one that stopped it, or None if it is complete."""
+    """How a run ended. `signal` is the one that stopped it, or None if it is complete; `main` whether this process speaks for the run."""
 
     folder: Path
     checkpoint: Path
@@ -53,6 +53,7 @@ class RunResult:
     milestones: Milestones
     seconds: float
     signal: int | None = None
+    main: bool = True
 
 
 def train(recipe: Recipe, resume: bool = False, watcher: Watcher | None = None) -> RunResult:
@@ -291,4 +292,5 @@ def result_of(run: Run, checkpoint: Path, validation: dict[str, float], seconds:
         run.milestones,
         seconds,
         None if complete else stop.signal,
+        run.parallel.main,
     )
