@@ -24,7 +24,9 @@ from fullband.training.parallel import check_processes
 from training.runs import everything_on
 
 RANK = Path(__file__).with_name("rank.py")
+UNEVEN = {"width": 18, "layers": 2, "heads": 3, "kv_heads": 1, "glu_width": 26, "context": 64, "window": 6, "full_every": 2}
 EVERYTHING = {
+    "model": {"trunk": UNEVEN},  # rows that 4 does not divide, and head gates of fewer rows than ranks
     "feedback__schedule": [{"fraction": 0.2, "passes": {1: 1.0}}, {"fraction": 0.8, "passes": {1: 0.2, 2: 0.4, 3: 0.4}}],
     "feedback__jitter": 0.02,
     "optim__clip_norm": 0.5,
@@ -218,6 +220,27 @@ def test_a_folder_belongs_to_one_run(recipe: Make) -> None:
     with alone_in(made.folder):
         ended = Ranks(made, 2).end(60)
     assert [code for code, _ in ended] == [2, 2] and "another process is at work there" in ended[0][1] and not ended[1][1]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_command_and_one_rank_speaks(recipe: Make) -> None:
+    path = Path(f"{(made := recipe('run', train__batch_rows=6, evaluation__rows=4)).folder}.yaml")
+    path.write_text(yaml.safe_dump(made.model_dump(mode="json")), encoding="utf-8")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+    def launched(processes: int, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*launcher, str(processes), "-m", "fullband", "train", str(path), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    refused = launched(4)
+    assert (
+        refused.returncode
+        and refused.stderr.count("error: train.batch_rows: must be a multiple of the number of processes (4), got 6") == 1
+    )
+    ended = launched(2)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("validation loss by feedback passes") == 1 and ended.stderr.count("step 6/6") == 1
+    assert json.loads(launched(2, "--resume", "--json").stdout)["complete"]
 
 
 def test_a_number_of_processes_that_does_not_divide_is_refused(recipe: Make) -> None:

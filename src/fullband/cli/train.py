@@ -19,6 +19,7 @@ EXAMPLES = """Examples:
   fullband train tiny-text
   fullband train recipes/tiny-text.yaml --set train.steps=200 --set output=runs/trial --dry-run
   fullband train runs/tiny-text --resume              after Ctrl-C, SIGTERM or a kill
+  torchrun --nproc-per-node 8 -m fullband train tiny-text
 """
 
 
