@@ -156,7 +156,7 @@ def test_packed_text_with_everything_on(recipe: Make, jsonl: str) -> None:
     changes = everything_on({"kind": "files", "paths": [jsonl]})
     one, many = recipe("one", **changes), recipe("many", **changes)
     alone, together = run(one, 1, "float64"), run(many, 2, "float64")
-    assert furthest(alone, together) < 1e-8  # 20 steps at a hundred times the rate above
+    assert furthest(alone, together) < 1e-8  # 20 steps at ten times the rate above
     assert losses(one) == pytest.approx(losses(many), abs=1e-8)
 
 
