@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from fullband import costs
 from fullband.config import load_recipe
 from fullband.data.tasks import build_task
+from fullband.model import FullBandModel
+from fullband.optim import Optimizer
 from fullband.presets import PAPER_RUNS, resolve_trunk
 
 FOLDER = Path(__file__).parent.parent / "recipes"
@@ -64,3 +68,26 @@ def test_the_later_stages_are_the_papers(name: str, tokens: float) -> None:
     assert recipe.train.steps * recipe.train.batch_rows * recipe.data.length == pytest.approx(tokens, rel=1e-3)
     assert recipe.data.length == 32_768 and recipe.train.batch_rows * recipe.data.length == pytest.approx(300e3, rel=0.02)
     assert recipe.feedback.phases[0].passes == {3: 1.0}
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("100b", 100e9), ("200b", 200e9), ("400b", 400e9), ("1t", 1e12)])
+def test_the_baselines_are_the_papers_runs_without_feedback(name: str, tokens: float) -> None:
+    """Section 4: batches of 300K tokens, of 1.2M for the 1T-token run."""
+    recipe, fed = (load_recipe(RECIPES[0].parent / f"{kind}.yaml") for kind in (f"standard-{name}", "paper-200b"))
+    batch = recipe.train.batch_rows * recipe.data.length
+    assert recipe.train.steps * batch == pytest.approx(tokens, rel=1e-3)
+    assert batch == pytest.approx(1.2e6 if name == "1t" else 300e3, rel=0.02)
+    assert not recipe.feedback.feeds_back and recipe.model == fed.model and recipe.data == fed.data and recipe.optim == fed.optim
+
+
+@pytest.mark.parametrize("path", [path for path in RECIPES if path.stem.startswith(("paper-", "standard-"))], ids=lambda p: p.stem)
+def test_the_papers_models_are_built_without_memory(path: Path) -> None:
+    """Model, parameter groups and optimizer state of every pretraining run, on the meta device: what is built is what is counted."""
+    recipe = load_recipe(path)
+    trunk = resolve_trunk(recipe.model, 100_277)
+    with torch.device("meta"):
+        model = FullBandModel(trunk, recipe.connection)
+        optimizer = Optimizer(model, recipe.optim, recipe.train.steps)
+    held = sum(tensor.numel() for name, tensor in optimizer.state_dict().items() if not name.endswith(".step"))
+    assert held == costs.optimizer_elements(trunk, recipe.connection)
+    assert sum(p.numel() for p in model.parameters()) == costs.count_parameters(trunk, recipe.connection).total
