@@ -57,6 +57,7 @@ BELOW["loading"] = {"hf", "model"}
 BELOW["diagnose"] = BELOW["evaluate"] | {"evaluate"}
 BELOW["probe"] = CONFIG | {"decode", "data", "feedback", "trunk"}
 BELOW["costs"] = CONFIG | {"spans"}
+BELOW["planning"] = CONFIG | {"costs"}
 BELOW["plots"] = CONFIG | {"training", "evaluate", "files", "strict"}  # reads run folders; never a model
 BELOW["experiments"] = BELOW["training"] | {"training", "diagnose", "probe", "costs", "plots", "shipped"}
 HEAVY = [

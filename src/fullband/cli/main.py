@@ -21,6 +21,7 @@ from fullband.cli import (
     info,
     lm_eval,
     mismatch,
+    plan,
     plot,
     probe,
     quickstart,
@@ -64,6 +65,7 @@ app.command("mismatch", epilog=mismatch.EXAMPLES)(at_home(mismatch.mismatch))
 app.command("convert", epilog=convert.EXAMPLES)(at_home(convert.convert))
 app.command("detach", epilog=detach.EXAMPLES)(at_home(detach.detach))
 app.command("info", epilog=info.EXAMPLES)(at_home(info.info))
+app.command("plan", epilog=plan.EXAMPLES)(at_home(plan.plan))
 app.command("recipe", epilog=recipe.EXAMPLES)(recipe.recipe)
 app.command("probe", epilog=probe.EXAMPLES)(at_home(probe.probe))
 app.command("plot", epilog=plot.EXAMPLES)(at_home(plot.plot))
