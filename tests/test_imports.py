@@ -31,7 +31,7 @@ BELOW: dict[str, set[str]] = {
     "trunk": CONFIG,
     "feedback": CONFIG | {"trunk", "spans"},
     "optim": CONFIG,
-    "data": CONFIG | {"files", "run_folder"},
+    "data": CONFIG | {"files", "run_folder", "strict"},
     "decode": CONFIG | {"feedback", "trunk", "data"},
     "model": CONFIG | {"decode", "feedback", "trunk", "presets", "files", "run_folder"},
 }

@@ -16,6 +16,7 @@ from fullband.data_config import (  # noqa: F401  a recipe's sources, under the 
     HuggingFaceSource,
     ProgramTextSource,
     PythonStdlibSource,
+    ShardsSource,
     Source,
     TaskSource,
 )
@@ -251,7 +252,7 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
     if named.is_dir():  # it may have been moved since, or be named from another folder
         raw["output"] = str(named)
     for override in overrides:
-        _apply_override(raw, override)
+        apply_override(raw, override)
     return parse(Recipe, moved_fusion(raw), str(path))
 
 
@@ -266,7 +267,8 @@ def set_key(raw: dict[str, Any], key: str, value: Any, where: str) -> None:
     node[leaf] = value
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
+def apply_override(raw: dict[str, Any], override: str) -> None:
+    """Set what `--set KEY=VALUE` says in a recipe that has not been parsed. Raises ValueError for what is no such text."""
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ValueError(f"--set {override}: expected key.path=value")

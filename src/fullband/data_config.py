@@ -101,8 +101,27 @@ class ChatSource(Strict):
         return self
 
 
+class ShardsSource(Strict):
+    """Folders of text as ids, which `fullband tokenize` wrote."""
+
+    kind: Literal["shards"] = Field(default="shards", description="text that `fullband tokenize` wrote as ids")
+    folders: Places = Field(min_length=1, description="folders that `fullband tokenize` wrote, with one tokenizer")
+    weights: list[float] | None = Field(
+        default=None, description="share of the sequences from each folder; default: by size, so that all are used up at once"
+    )
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> ShardsSource:
+        if len(set(self.folders)) < len(self.folders):
+            raise ValueError("folders must differ; to use one more often, give weights")
+        if self.weights is not None and (len(self.weights) != len(self.folders) or min(self.weights) <= 0):
+            raise ValueError(f"weights must be {len(self.folders)} numbers above 0, one for each folder, got {self.weights}")
+        return self
+
+
 Source = Annotated[
-    Union[TaskSource, FilesSource, HuggingFaceSource, PythonStdlibSource, ProgramTextSource, ChatSource], Field(discriminator="kind")
+    Union[TaskSource, FilesSource, HuggingFaceSource, PythonStdlibSource, ProgramTextSource, ChatSource, ShardsSource],
+    Field(discriminator="kind"),
 ]
 
 
@@ -110,7 +129,7 @@ class DataConfig(Strict):
     source: Source = Field(default_factory=PythonStdlibSource, description="where documents come from; its kind decides which keys it has")
     tokenizer: Place = Field(
         default="auto",
-        description="bytes, program, tiktoken:NAME, or a tokenizer.json (or its folder); auto: the source model's, else bytes",
+        description="bytes, program, tiktoken:NAME, or a tokenizer.json (or its folder); auto: the model's, that of shards, else bytes",
     )
     length: int = Field(default=512, gt=1, le=2**24, description="length of a training sequence in tokens")
     packing: bool = Field(

@@ -35,7 +35,7 @@ def _beside(path: Path) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """Replace `path` by `content`: a crash at any moment leaves the old file or the new one, whole."""
     with _beside(path) as beside, open(beside, "wb") as file:
         file.write(content)

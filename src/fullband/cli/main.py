@@ -28,6 +28,7 @@ from fullband.cli import (
     recipe,
     runs,
     serve,
+    tokenize,
     train,
 )
 from fullband.cli.errors import OneLineErrors
@@ -52,6 +53,7 @@ app = typer.Typer(
 app.command("quickstart", epilog=quickstart.EXAMPLES)(at_home(quickstart.quickstart))
 app.command("train", epilog=train.EXAMPLES)(at_home(train.train))
 app.command("runs", epilog=runs.EXAMPLES)(at_home(runs.runs))
+app.command("tokenize", epilog=tokenize.EXAMPLES)(at_home(tokenize.tokenize))
 app.command("compare-runs", epilog=compare_runs.EXAMPLES)(at_home(compare_runs.compare_runs))
 app.command("generate", epilog=generate.EXAMPLES)(at_home(generate.generate))
 app.command("evaluate", epilog=evaluate.EXAMPLES)(at_home(evaluate.evaluate))

@@ -40,9 +40,9 @@ class ChatLoader(SourceLoader):
         self._encoder = ChatEncoder(tokenizer, self.template, config.length)
         self._stream = ItemStream(self.source, self._encoder, seed, config.shuffle_documents)
 
-    def _next_global_batch(self) -> Batch:
+    def _next_rows(self, first: int, stop: int) -> Batch:
         with self._explained("train"):
-            return pack_answers([self._next_row() for _ in range(self.batch_rows)], self.length)
+            return pack_answers([self._next_row() for _ in range(self.batch_rows)], self.length).rows(first, stop)
 
     def _next_row(self) -> list[Answer]:
         row: list[Answer] = []

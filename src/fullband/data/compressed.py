@@ -22,12 +22,18 @@ def open_bytes(file: Path) -> IO[bytes]:
     return file.open("rb")
 
 
+def bytes_read(stream: IO[bytes]) -> int:
+    """How far `open_bytes` has come in the file itself, whose bytes may be compressed."""
+    inner = getattr(stream, "raw", stream)
+    return int(getattr(inner, "compressed", getattr(inner, "fileobj", inner)).tell())
+
+
 class _ZstdReader(io.RawIOBase):
     """Uncompressed bytes of a .zst file of one or more frames. (zstandard's own reader takes a cut short file for a whole one.)"""
 
     def __init__(self, file: Path) -> None:
         self._zstandard = optional("zstandard", f"{file}: zst")
-        self._stream = file.open("rb")
+        self.compressed = file.open("rb")
         self._frame = self._new_frame()
         self._frame_is_new = True
         self._ready = memoryview(b"")
@@ -41,7 +47,7 @@ class _ZstdReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
             data = self._frame.unused_data if self._frame.eof else b""
-            data = data or self._stream.read(2**17)
+            data = data or self.compressed.read(2**17)
             if self._frame.eof and data:
                 self._frame, self._frame_is_new = self._new_frame(), True
             if not data:
@@ -58,5 +64,5 @@ class _ZstdReader(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        self._stream.close()
+        self.compressed.close()
         super().close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fullband.config import FilesSource
-from fullband.data.compressed import COMPRESSIONS, open_bytes
+from fullband.data.compressed import COMPRESSIONS, bytes_read, open_bytes
 from fullband.data.optional import optional
 from fullband.data.records import RecordReader, TextRecords
 from fullband.data.sources import START, Cursor, HeldOutEnd, TextSource, fingerprint_files, held_out, held_out_end
@@ -50,6 +50,8 @@ class Files(TextSource):
         self._files = {"train": training, "validation": validation or training}
         self._fraction = None if validation else config.validation_fraction
         self._reader = reader or TextRecords(config.text_field)
+        self._sizes, self._before = [1], 0  # bytes of the files of the split that is being read, and of those before the file at hand
+        self._stream: IO[bytes] | None = None
         self.where = config.paths[0] + (f" and {len(training) - 1} more files" if len(training) > 1 else "")
         self.holding_out_hint = "change data.source.validation_fraction, or name data.source.validation_paths"
         for file in training + validation:
@@ -70,7 +72,9 @@ class Files(TextSource):
     def _documents(self, split: Split, start: Cursor, wanted: Callable[[Cursor], bool]) -> Iterator[tuple[Cursor, str]]:
         """Documents of the split's files, those that are not blank."""
         files = self._files[split]
+        self._sizes = [file.stat().st_size for file in files]
         for number in range(start[0], len(files)):
+            self._before, self._stream = sum(self._sizes[:number]), None
             first = start[1] if number == start[0] else 0
             for record, text in self._records(files[number], number, first, wanted):
                 if text.strip():
@@ -86,6 +90,7 @@ class Files(TextSource):
                 yield from ((record, text) for record, text in _parquet(file, self._reader, first) if wanted(record))
                 return
             with open_bytes(file) as stream:
+                self._stream = stream
                 if kind == "txt":
                     yield from ((record, text) for record, text in enumerate(_pieces(stream)) if wanted(record))
                     return
@@ -107,6 +112,10 @@ class Files(TextSource):
             if len(splits) == 2 or characters > SMALL:
                 return None
         return held_out_end(found, self._fraction, may_cut=self._reader.texts_only)
+
+    def progress(self) -> float:
+        of_file = bytes_read(self._stream) if self._stream and not self._stream.closed else 0
+        return (self._before + of_file) / sum(self._sizes)
 
     def notices(self) -> list[str]:
         if self._end is None:

@@ -1,6 +1,6 @@
 """Loaders: the batches of a run, in an order that knows nothing of ranks, with a small exact state.
 
-Every rank makes the same global batch and keeps its own consecutive rows, so the data of a run do not depend on the number of ranks.
+Every rank gets its own consecutive rows of the same global batch, so the data of a run do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fullband.data.batch import Batch, Document
-from fullband.data.packing import as_document, one_a_row, pack, pack_documents, pieces_of
+from fullband.data.packing import as_document, in_rows, pack, pack_documents, pieces_of
 from fullband.data.sources import TextSource
 from fullband.data.stream import DocumentStream, NoDocumentsError, TokenizedStream
 from fullband.data.tasks import Task
@@ -46,10 +46,11 @@ class Loader(ABC):
 
     def next_batch(self) -> Batch:
         """This rank's rows of the next global batch [batch_rows / world, T]. ValueError for data that can't be read."""
-        return self._next_global_batch().rows(*self._rows_of_rank)
+        return self._next_rows(*self._rows_of_rank)
 
     @abstractmethod
-    def _next_global_batch(self) -> Batch: ...
+    def _next_rows(self, first: int, stop: int) -> Batch:
+        """Rows first..stop-1 of the next global batch."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -94,10 +95,10 @@ class TaskLoader(Loader):
         self.seed = seed
         self._example = 0
 
-    def _next_global_batch(self) -> Batch:
+    def _next_rows(self, first: int, stop: int) -> Batch:
         batch = self.task.examples(self.seed, "train", self._example, self.batch_rows, self.length)
         self._example += self.batch_rows
-        return batch
+        return batch.rows(first, stop)
 
     def state_dict(self) -> dict[str, Any]:
         return {"example": self._example}
@@ -187,10 +188,10 @@ class TextLoader(SourceLoader):
         self._shuffle_documents = shuffle_documents
         self._stream = TokenizedStream(source, tokenizer, seed, shuffle_documents)
 
-    def _next_global_batch(self) -> Batch:
+    def _next_rows(self, first: int, stop: int) -> Batch:
         if self._packing:
-            return pack(self._stream.take(self.batch_rows * self.length), self.length)
-        return one_a_row([self._stream.take_piece(self.length) for _ in range(self.batch_rows)], self.length)
+            return pack(self._stream.take(self.batch_rows * self.length), self.length).rows(first, stop)
+        return in_rows([[self._stream.take_piece(self.length)] for _ in range(self.batch_rows)], self.length).rows(first, stop)
 
     @cached_property
     def _held_out(self) -> list[np.ndarray]:
@@ -199,7 +200,7 @@ class TextLoader(SourceLoader):
     def _held_out_rows(self, length: int) -> Batch:
         if self._packing:
             return pack_documents(self._held_out, length)
-        return one_a_row([piece for tokens in self._held_out for piece in pieces_of(tokens, length)], length)
+        return in_rows([[piece] for tokens in self._held_out for piece in pieces_of(tokens, length)], length)
 
     def validation_documents(self, limit: int) -> list[Document]:
         return [as_document(tokens) for tokens in self._held_out[:limit]]

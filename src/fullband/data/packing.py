@@ -36,16 +36,16 @@ def pack(pieces: Iterable[Piece], length: int) -> Batch:
     count = int(sizes_P.sum())
     rows = -(-count // length)
 
-    def in_rows(values_N: np.ndarray, padding: int) -> np.ndarray:
+    def folded(values_N: np.ndarray, padding: int) -> np.ndarray:
         padded = np.full(rows * length, padding, dtype=np.int64)
         padded[:count] = values_N
         return padded.reshape(rows, length)
 
-    tokens_BT = in_rows(np.concatenate([piece.tokens for piece in filled]), 0)
-    targets_BT = in_rows(np.concatenate([piece.targets() for piece in filled]), IGNORE)
+    tokens_BT = folded(np.concatenate([piece.tokens for piece in filled]), 0)
+    targets_BT = folded(np.concatenate([piece.targets() for piece in filled]), IGNORE)
     starts_N = np.zeros(count, dtype=np.int64)
     starts_N[np.cumsum(sizes_P)[:-1]] = 1  # where a piece starts inside the stream; a row's first position starts one anyhow
-    starts_BT = in_rows(starts_N, 0)
+    starts_BT = folded(starts_N, 0)
     starts_BT[:, 0] = 1
     columns_T = np.arange(length)
     positions_BT = columns_T - np.maximum.accumulate(starts_BT * columns_T, axis=1)
@@ -66,9 +66,9 @@ def pieces_of(tokens: np.ndarray, length: int) -> list[Piece]:
     return [Piece(tokens[at : at + length], int(tokens[at + length]) if at + length < len(tokens) else IGNORE) for at in cuts]
 
 
-def one_a_row(pieces: Sequence[Piece], length: int) -> Batch:
-    """Rows [B, length] of one piece each, padded on the right."""
-    rows = [pack([piece], length) for piece in pieces]
+def in_rows(rows_of: Iterable[Sequence[Piece]], length: int) -> Batch:
+    """Rows [B, length] of the pieces given for each, at most `length` tokens of them, padded on the right."""
+    rows = [pack(pieces, length) for pieces in rows_of]
     return Batch(*(torch.cat(parts) for parts in zip(*((r.tokens, r.targets, r.positions, r.documents) for r in rows), strict=True)))
 
 

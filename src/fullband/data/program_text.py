@@ -60,14 +60,17 @@ class ProgramText(TextSource):
     holding_out_hint = "set data.source.validation_fraction between 0 and 1"
 
     def __init__(self, config: ProgramTextSource) -> None:
-        self._config = config
+        self._config, self._number = config, 0
         self.where = f"program-text (seed {config.seed})"
 
     def documents(self, split: Split, start: Cursor = START) -> Iterator[tuple[Cursor, str]]:
         for number in range(start[0], self._config.documents):
-            cursor = (number, 0)
+            cursor, self._number = (number, 0), number
             if cursor >= start and held_out(cursor, self._config.validation_fraction) == (split == "validation"):
                 yield cursor, self.program(number)
+
+    def progress(self) -> float:
+        return self._number / self._config.documents
 
     def fingerprint(self) -> dict[str, str]:
         config = self._config

@@ -32,7 +32,7 @@ class PythonStdlib(TextSource):
         self.where = f"python-stdlib ({self.root})"
         self.holding_out_hint = "set data.source.validation_fraction between 0 and 1"
         self.files = sorted(self._files(), key=lambda file: file.relative_to(self.root).as_posix())
-        self._fraction = config.validation_fraction
+        self._fraction, self._number = config.validation_fraction, 0
         if not self.files:
             raise ValueError(f"{self.where}: no .py files there; this interpreter hides its library, use local files instead")
 
@@ -46,7 +46,7 @@ class PythonStdlib(TextSource):
 
     def documents(self, split: Split, start: Cursor = START) -> Iterator[tuple[Cursor, str]]:
         for number in range(start[0], len(self.files)):
-            cursor = (number, 0)
+            cursor, self._number = (number, 0), number
             if cursor < start or held_out(cursor, self._fraction) != (split == "validation"):
                 continue
             try:
@@ -57,6 +57,9 @@ class PythonStdlib(TextSource):
                 raise ValueError(f"{self.files[number]}: cannot be read ({error.strerror})") from None
             if text.strip():
                 yield cursor, text
+
+    def progress(self) -> float:
+        return self._number / len(self.files)
 
     def fingerprint(self) -> dict[str, str]:
         version = ".".join(map(str, sys.version_info[:3]))

@@ -43,6 +43,10 @@ class TextSource(ABC):
         """What one might not expect of the splits, in words. ValueError for whatever can't be read."""
         return []
 
+    def progress(self) -> float | None:
+        """How much of the split that is being read has been read, 0 to 1; None where that is not known."""
+        return None
+
     @abstractmethod
     def fingerprint(self) -> dict[str, str]:
         """What decides the documents, as words that differ when the documents do."""

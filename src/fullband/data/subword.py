@@ -127,7 +127,9 @@ class TiktokenTokenizer(BytesOfIds):
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         parts = [short_runs(text) for text in texts]
-        found = iter(self._encoding.encode_batch([part for of_text in parts for part in of_text], num_threads=4, allowed_special="all"))
+        found = iter(
+            self._encoding.encode_batch([part for of_text in parts for part in of_text], num_threads=self.threads, allowed_special="all")
+        )
         return [self._ended([token for _ in of_text for token in next(found)]) for of_text in parts]
 
     def bytes_of(self, token: int) -> bytes:

@@ -31,6 +31,7 @@ class Tokenizer(ABC):
     end_of_document  id that ends every document, or None if the tokenizer has none
     stops            ids at which generation ends (end_of_document, and a chat tokenizer's end of turn)
     special          ids that are marks, not text
+    threads          that `encode_documents` may use
     lead             ids that its makers put before every text (a beginning of sequence): what `begin` adds and `encode` does not
     """
 
@@ -40,6 +41,7 @@ class Tokenizer(ABC):
     stops: frozenset[int]
     special: frozenset[int] = frozenset()
     lead: tuple[int, ...] = ()
+    threads = 4
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:

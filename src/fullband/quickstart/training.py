@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fullband.config import Recipe
+from fullband.data.tokenize import available_cores
 from fullband.feedback.schedule import PassSchedule
 
 WORKER = "fullband.quickstart.worker"
@@ -88,13 +89,6 @@ def train_in_process(recipe: Recipe, row: ProgressRow, children: list[subprocess
             last_words = errors.read().strip().splitlines()[-1:] or ["it said nothing"]
             raise RuntimeError(f"{recipe.name}: its training process ended with code {code}: {last_words[0]}")
     return Trained(**outcome["result"])
-
-
-def available_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass

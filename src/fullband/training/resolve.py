@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fullband.config import Recipe, TaskSource, TrunkConfig
+from fullband.config import Recipe, ShardsSource, TaskSource, TrunkConfig
 from fullband.data.batch import Batch
 from fullband.data.build import build_loader
 from fullband.data.loader import Loader
@@ -78,11 +78,13 @@ def resolve(recipe: Recipe, checkpoint: Path | None = None, dry: bool = False) -
 
 def with_tokenizer(recipe: Recipe, checkpoint: Path | None = None) -> Recipe:
     """The recipe with the tokenizer named that comes with its model, or with the `checkpoint` it has come to. A model of its own shape has
-    none. Raises ValueError if there is no such model."""
+    none: then it is that of tokenised shards, else bytes. Raises ValueError if there is no such model."""
     if recipe.data.tokenizer != "auto":
         return recipe
     folder = None if recipe.origin is None else checkpoint or _folder_of(recipe.origin)
-    data = recipe.data.model_copy(update={"tokenizer": "bytes" if folder is None else str(folder)})
+    source = recipe.data.source
+    own = str(source.folders[0]) if isinstance(source, ShardsSource) else "bytes"
+    data = recipe.data.model_copy(update={"tokenizer": own if folder is None else str(folder)})
     return recipe.model_copy(update={"data": data})
 
 
