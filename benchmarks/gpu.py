@@ -37,11 +37,11 @@ from fullband.feedback.loss import multipass_loss
 from fullband.feedback.multipass import multipass
 from fullband.model import FullBandModel
 from fullband.optim.optimizer import Optimizer
+from fullband.planning import GPUS
 from fullband.presets import trunk_preset
 from fullband.trunk.attention import attend, dense_plan, make_plan
 
 SHAPE = TrunkConfig(vocab_size=512, width=128, layers=4, heads=4, kv_heads=2, glu_width=256, context=512, window=64, full_every=2)
-PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12, "A10": 125e12}  # bf16, dense, as their makers state
 
 
 @dataclass(frozen=True)
@@ -272,9 +272,8 @@ def training_speed(chosen: argparse.Namespace, device: torch.device, shape: Trun
     optimizer = Optimizer(model, OptimConfig(), 10**6)
     tokens_BT = torch.randint(shape.vocab_size, (8 if device.type == "cuda" else 1, length), device=device)
     plain, fused = (pass_flops(shape, PAPER, length, fused).training for fused in (False, True))
-    peak = chosen.peak or next(
-        (value for name, value in PEAK.items() if device.type == "cuda" and name in torch.cuda.get_device_name()), None
-    )
+    card = torch.cuda.get_device_name().lower().replace(" ", "") if device.type == "cuda" else ""
+    peak = chosen.peak or next((gpu.flops for name, gpu in GPUS.items() if name in card), None)
     found = {}
     for name, prefixes, flops in (("1 pass", [], plain), ("2 passes, p = T/2", [length // 2], plain + fused / 2)):
 
