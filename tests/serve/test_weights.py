@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import queue
 import threading
@@ -113,11 +114,16 @@ def test_what_is_wrong_changes_nothing(
     broken[-1] ^= 1
     (folder / "flipped" / "model.safetensors").write_bytes(bytes(broken))
     (folder / "empty").mkdir()
+    (folder / "sharded").mkdir()
+    (folder / "sharded" / "part.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    index = {"weight_map": dict.fromkeys(good, "part.safetensors")}
+    (folder / "sharded" / "model.safetensors.index.json").write_text(json.dumps(index))
     expected, address = alone(served_model), serving(key="k", weights=folder)
     for body, status, why in (
         ({"path": "../outside.safetensors"}, 403, "below the folder of weights"),
         ({"path": "/etc/hostname"}, 403, "below the folder of weights"),
         ({"path": "link.safetensors"}, 403, "below the folder of weights"),
+        ({"path": "sharded"}, 403, "below the folder of weights"),
         ({"path": "nothing"}, 400, "no such file"),
         ({"path": "empty"}, 400, "no such file"),
         ({"path": "a\0b"}, 400, "path"),

@@ -47,6 +47,9 @@ def new_weights(model: nn.Module, folder: Path, path: str) -> dict[str, Tensor]:
         if place.is_dir():
             verify_manifest(place)
             place = _below(root, place / WEIGHTS)
+        if place.with_name(f"{place.name}.index.json").is_file():  # which names files beside it
+            for shard in place.parent.glob("*"):
+                _below(root, shard)
         tensors = read_matching(place, model.state_dict())
     except ElsewhereError:
         raise ElsewhereError(f"path: must be below the folder of weights, got '{path}'") from None
