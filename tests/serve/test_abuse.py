@@ -55,9 +55,12 @@ def asked(**body: Any) -> bytes:
         (CHAT, b'{"messages":[' + b"1," * 2_000_000 + b"1]}", "messages.0"),
         (CHAT, b'{"messages":[{"role":"user","content":[' + b"1," * 2_000_000 + b"1]}]}", "messages.0.content.0"),
         (CARRIED, b'{"prompt":[' + b'"a",' * 1_000_000 + b'"a"],"answer":"a"}', "prompt.0: must be a whole number"),
+        (CARRIED, asked(prompt="a", answer="a" * 1_000_000), "answer: 1000000 characters do not fit"),
+        (CARRIED, asked(prompt="a", answer="a", mode="fused", feedback_passes=65), "feedback_passes: must be at most 64"),
+        (PASSES, asked(text="a" * 1_000_000), "text: 1000000 characters do not fit"),
         (PASSES, b'{"text":"a",' + KEYS + b"}", "at most 128 fields"),
     ],
-    ids=range(28),
+    ids=range(31),
 )
 def test_each_gets_a_line_soon(serving: Callable[..., str], path: str, content: bytes, why: str) -> None:
     address = serving(template=TEMPLATE)

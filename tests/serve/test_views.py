@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +17,7 @@ from fullband.data.tokenizers import ByteTokenizer, TaskTokenizer
 from fullband.decode import answer_logprobs
 from fullband.feedback.by_passes import top_states
 from fullband.model import FullBandModel
+from fullband.serve.scheduler import Scheduler
 from fullband.serve.views import CarriedRequest, ViewRequest, about_task, by_passes, carried
 from reference.decoding import ReferenceRows
 from reference.seam import embed
@@ -53,6 +57,43 @@ def test_what_cannot_be_shown(serving: Callable[..., str]) -> None:
         assert answer.status_code == 400 and why in answer.json()["error"]["message"]
     assert len(httpx.post(f"{address}/fullband/passes", json={"text": "abc"}, timeout=30).json()["rows"]) == 10
     assert httpx.post(f"{serving(playground=False)}/fullband/passes", json={"text": "abc"}, timeout=30).status_code == 404
+
+
+def test_whoever_goes_away_or_waits_too_long_gives_up_its_view(
+    serving: Callable[..., str], scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = list[str](), threading.Event()
+
+    def slow(model: Any, tokenizer: Any, asked: ViewRequest) -> dict[str, Any]:
+        begun.append(asked.text)
+        assert asked.text != "first" or end.wait(30)
+        return {}
+
+    def ask(text: str, seconds: float = 30) -> httpx.Response:
+        return httpx.post(f"{address}/fullband/passes", json={"text": text}, timeout=seconds)
+
+    monkeypatch.setattr("fullband.serve.app.by_passes", slow)
+    monkeypatch.setattr(scheduler, "most_waiting", 1)
+    address = serving(seconds=2)
+    first = threading.Thread(target=ask, args=("first",))
+    first.start()
+    try:
+        while not begun:
+            time.sleep(0.01)
+        with pytest.raises(httpx.ReadTimeout):
+            ask("gone", 0.5)
+        late: list[httpx.Response] = []
+        waits = threading.Thread(target=lambda: late.append(ask("late")))
+        waits.start()
+        time.sleep(0.5)
+        full = ask("too many")
+        assert full.status_code == 429 and full.headers["Retry-After"] and "1 views are waiting" in full.json()["error"]["message"]
+        waits.join(20)
+        assert late[0].status_code == 504
+    finally:
+        end.set()
+        first.join(20)
+    assert ask("last").status_code == 200 and begun == ["first", "last"]
 
 
 PROMPT, ANSWER = list(b"once upon"), [*list(b" a time, long"), 256]

@@ -6,9 +6,9 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
@@ -21,6 +21,8 @@ from fullband.serve.replies import Reply
 from fullband.serve.rows import Event, Request
 from fullband.serve.scheduler import Scheduler
 from fullband.serve.schemas import ChatRequest, CompletionRequest
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -114,16 +116,20 @@ async def respond(
         raise
     if asked.stream:
         return Streamed(_stream(reply, opened, until), opened, until)
-    gathering = asyncio.create_task(_gather(reply, opened, until))
-    watching = asyncio.create_task(_gone(http))
+    return JSONResponse(await unless_gone(http, _gather(reply, opened, until)))
+
+
+async def unless_gone(http: HTTPRequest, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives. For a client that goes away it is cancelled; raises ClientDisconnect."""
+    working, watching = asyncio.create_task(work), asyncio.create_task(_gone(http))
     try:
-        done, _ = await asyncio.wait({gathering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
     finally:  # nothing to do for one that is done
         watching.cancel()
-        gathering.cancel()
-    if gathering not in done:
+        working.cancel()
+    if working not in done:
         raise ClientDisconnect
-    return JSONResponse(gathering.result())
+    return working.result()
 
 
 async def _gather(reply: Reply, opened: list[Stream], until: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from fullband.data.chat_template import ChatTemplate, Message
 from fullband.data.tokenizer import Tokenizer
-from fullband.serve.answers import respond
+from fullband.serve.answers import respond, unless_gone
 from fullband.serve.bodies import read_body
 from fullband.serve.engine import LocalEngine
 from fullband.serve.errors import APIError
@@ -78,6 +78,7 @@ class Server:
         self.scheduler, self.tokenizer, self.template, self.settings = scheduler, tokenizer, template, settings
         self.metrics, self.started = Metrics(scheduler), int(time.time())
         self._viewing = asyncio.Semaphore(1)  # each view evaluates the model many times
+        self._views_waiting = 0
         self.updates = 0  # of the weights
 
     def app(self) -> Starlette:
@@ -194,23 +195,45 @@ class Server:
 
     async def passes(self, http: HTTPRequest) -> Response:
         """A view of the playground (`views.by_passes`)."""
-        return await self._view(by_passes, parse(ViewRequest, await self._body(http), "request"))
+        asked = parse(ViewRequest, await self._body(http), "request")
+        self._check_characters("text", asked.text)
+        return await self._view(http, by_passes, asked)
 
     async def carried(self, http: HTTPRequest) -> Response:
         """A view of the playground (`views.carried`)."""
         asked = parse(CarriedRequest, await self._body(http), "request")
         prompt = asked.prompt if asked.messages is None else self._render(asked.messages)
         (ids,) = await run_in_threadpool(self._tokens, [prompt])
-        answer = self.tokenizer.encode(asked.answer) if isinstance(asked.answer, str) else asked.answer
-        return await self._view(carried, ids, answer, asked)
+        answer = asked.answer
+        if isinstance(answer, str):
+            self._check_characters("answer", answer)
+            answer = await run_in_threadpool(self.tokenizer.encode, answer)
+        return await self._view(http, carried, ids, answer, asked)
 
-    async def _view(self, view: Callable[..., dict[str, Any]], *asked: Any) -> Response:
-        """Of engines that have the model here; one at a time."""
+    async def _view(self, http: HTTPRequest, view: Callable[..., dict[str, Any]], *asked: Any) -> Response:
+        """Of engines that have the model here; one at a time. Whoever goes away gives up its place, until its view has begun."""
         engine = self.scheduler.engine
         if not isinstance(engine, LocalEngine):
             raise APIError(404, "this server's engine does not give states", "not_found_error")
-        async with self._viewing:
+        if self._views_waiting >= self.scheduler.most_waiting:
+            raise FullError(f"{self._views_waiting} views are waiting already")
+        self._views_waiting += 1
+        try:
+            await unless_gone(http, self._turn_to_view())
+        finally:
+            self._views_waiting -= 1
+        try:
             return JSONResponse(await run_in_threadpool(view, engine.model, self.tokenizer, *asked))
+        finally:
+            self._viewing.release()
+
+    async def _turn_to_view(self) -> None:
+        """Raises APIError where it does not come in time."""
+        try:
+            async with asyncio.timeout(self.settings.seconds):
+                await self._viewing.acquire()
+        except TimeoutError:
+            raise APIError(504, "the views before this one took longer than this server allows", "timeout_error") from None
 
     def _render(self, messages: Sequence[ChatMessage]) -> str:
         """A chat as a prompt. Raises ValueError for a model that does not chat."""
@@ -236,12 +259,16 @@ class Server:
 
     def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
         """Of long texts this takes seconds, so it has no place in the loop."""
-        most = LONGEST_TOKEN * self.scheduler.engine.context
         for number, prompt in enumerate(prompts):
-            if isinstance(prompt, str) and len(prompt) > most:  # before it is tokenised, which takes seconds for megabytes
-                context = self.scheduler.engine.context
-                raise ValueError(f"prompt {number}: {len(prompt)} characters do not fit the model's context of {context} tokens")
+            if isinstance(prompt, str):
+                self._check_characters(f"prompt {number}", prompt)
         return [self.tokenizer.begin(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    def _check_characters(self, name: str, text: str) -> None:
+        """Raises ValueError for what can't fit, before it is tokenised, which takes seconds for megabytes."""
+        context = self.scheduler.engine.context
+        if len(text) > LONGEST_TOKEN * context:
+            raise ValueError(f"{name}: {len(text)} characters do not fit the model's context of {context} tokens")
 
     async def _body(self, http: HTTPRequest) -> dict[str, Any]:
         return await read_body(http, self.settings.body_bytes, self.settings.idle_seconds)

@@ -21,6 +21,9 @@ def _few_passes(passes: FeedbackPasses) -> FeedbackPasses:
     return passes
 
 
+FewPasses = Annotated[FeedbackPasses, AfterValidator(_few_passes)]
+
+
 def _prompts(given: Any) -> list[str | list[int]]:
     """A text, several, ids, or several lists of ids. By types alone: to say what is wrong with each of a million takes seconds."""
     if isinstance(given, str):
@@ -94,7 +97,7 @@ class _Sampling(Strict):
     frequency_penalty: Penalty = 0.0
     return_token_ids: bool = False
     mode: Literal["standard", "soft", "fused"] | None = None
-    feedback_passes: Annotated[FeedbackPasses, AfterValidator(_few_passes)] | None = None
+    feedback_passes: FewPasses | None = None
     top_k: int | None = Field(default=None, ge=1)
     min_p: float = Field(default=0.0, ge=0, lt=1)
     repetition_penalty: float = Field(default=1.0, gt=0, le=100)

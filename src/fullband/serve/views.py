@@ -22,9 +22,8 @@ from fullband.decode.prompts import align_prompts
 from fullband.feedback.by_passes import iterate_passes, top_states
 from fullband.feedback.passes import FeedbackModel, PassState, below, check_length
 from fullband.feedback.state import DecodeState
-from fullband.feedback_config import FeedbackPasses
 from fullband.serve.replies import word_of
-from fullband.serve.schemas import MOST_PASSES, Ids, Messages
+from fullband.serve.schemas import MOST_PASSES, FewPasses, Ids, Messages
 from fullband.strict import Strict
 from fullband.trunk.pointwise import lengths
 
@@ -46,7 +45,7 @@ class CarriedRequest(Strict):
     messages: Messages | None = None
     answer: str | Ids
     mode: ModeName = "soft"
-    feedback_passes: FeedbackPasses | None = None
+    feedback_passes: FewPasses | None = None
 
 
 @torch.no_grad()
