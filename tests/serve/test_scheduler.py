@@ -131,6 +131,30 @@ def test_cancelled_requests_leave_and_others_do_not_notice(served_model: FullBan
     settle(scheduler)
 
 
+def test_a_prompt_does_not_begin_again_for_others_that_leave(served_model: FullBandModel) -> None:
+    """Prompts that are prefilled together, of which one is cancelled in between: the other loses nothing."""
+    ran = list[int]()
+
+    class Counting(LocalEngine):
+        def prefill(self, prompts: Any, mode: Any, wants_states: bool = False) -> Any:
+            ran.append(len(prompts))
+            for part in super().prefill(prompts, mode, wants_states):
+                if ran == [2] and part is None:
+                    made.cancel(leaves)  # after the first part
+                yield part
+
+    made = Scheduler(Counting(served_model, chunk=16), ByteTokenizer(), most_rows=4, most_waiting=8)
+    options: dict[str, Any] = {"mode": "fused", "feedback_passes": "exact", "max_new_tokens": 6}
+    with made._wake:  # both are there when it looks
+        leaves, _ = ask(made, b"one that leaves and is long", **options)
+        _, stays = ask(made, b"one that stays", **options)
+    found = answer(stays)
+    made.close(20)
+    alone = generate_texts(served_model, ByteTokenizer(), [list(b"one that stays")], **options)[0]
+    assert ran == [2] and made.counters.cancelled == 1
+    assert found == [(alone.text, alone.tokens, alone.finish_reason)]
+
+
 def test_what_cannot_be_served_is_refused(served_model: FullBandModel, scheduler: Scheduler) -> None:
     with pytest.raises(ValueError, match="exceeds the model's context"):
         ask(scheduler, b"x" * 200, max_new_tokens=5)

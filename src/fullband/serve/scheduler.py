@@ -35,11 +35,16 @@ class _Group:
 
 @dataclass(eq=False)
 class _Entering:
-    """Requests whose prompts are being prefilled together; `ran` parts so far."""
+    """Requests whose prompts are being prefilled together; `ran` parts so far. Those in `gone` were cancelled: they don't join."""
 
     requests: list[Request]
     parts: Iterator[Prefill | None]
     ran: int = 0
+    gone: set[Request] = field(default_factory=set)
+
+    @property
+    def left(self) -> list[Request]:
+        return [request for request in self.requests if request not in self.gone]
 
 
 @dataclass
@@ -190,11 +195,11 @@ class Scheduler:
             self._waiting = deque(request for request in self._waiting if request not in gone)
             self.counters.cancelled += before - len(self._waiting)
         for entering in [entering for entering in self._entering if gone.intersection(entering.requests)]:
-            left = [request for request in entering.requests if request not in gone]
-            self.counters.cancelled += len(entering.requests) - len(left)
-            self._entering.remove(entering)
-            with self._wake:
-                self._waiting.extendleft(reversed(left))  # begun again, without the others
+            before = len(entering.left)
+            entering.gone |= gone
+            self.counters.cancelled += before - len(entering.left)
+            if not entering.left:
+                self._entering.remove(entering)
         for group in self._groups.values():
             self.counters.cancelled += len(gone.intersection(row.request for row in group.rows))
             kept = [place for place, row in enumerate(group.rows) if row.request not in gone]
@@ -215,18 +220,18 @@ class Scheduler:
             try:
                 done = next(entering.parts)
                 if done is not None:
-                    self._enter(requests, done)
+                    self._enter(entering, done)
                 else:
                     entering.ran += 1
                     self._entering.append(entering)
             except Exception as error:
-                for request in requests:
+                for request in entering.left:
                     self._emit(request, Event(0, error=_words(error)))
             budget -= max(len(request.prompt) for request in requests) * len(requests)
 
     def _call_in(self, budget: int) -> None:
         """Begin to prefill the first requests that wait, of one mode, as many as fit."""
-        coming = sum(request.options.n for entering in self._entering for request in entering.requests)
+        coming = sum(request.options.n for entering in self._entering for request in entering.left)
         places, called = self.most_rows - self.running - coming, list[Request]()
         with self._wake:
             while self._waiting and not self._changes:
@@ -242,15 +247,16 @@ class Scheduler:
             parts = self.engine.prefill(prompts, first.options.resolved_mode, first.prompt_logprobs)
             self._entering.appendleft(_Entering(called, parts))
 
-    def _enter(self, requests: list[Request], done: Prefill) -> None:
+    def _enter(self, entering: _Entering, done: Prefill) -> None:
         """Prefilled requests join the running batch, each with its samples."""
-        engine, group = self.engine, self._groups[requests[0].options.resolved_mode.feeds_back]
-        state = done.state
-        if any(request.options.n > 1 for request in requests):
-            state = engine.release(state, [number for number, request in enumerate(requests) for _ in range(request.options.n)])
+        engine, group = self.engine, self._groups[entering.requests[0].options.resolved_mode.feeds_back]
+        requests = [(number, request) for number, request in enumerate(entering.requests) if request not in entering.gone]
+        state, kept = done.state, [number for number, request in requests for _ in range(request.options.n)]
+        if kept != list(range(len(entering.requests))):
+            state = engine.release(state, kept)
         joined = state if group.state is None else engine.join([group.state, state])
-        rows = [row for request, cached in zip(requests, done.cached, strict=True) for row in self._rows_of(request, cached)]
-        for number, request in enumerate(requests):
+        rows = [row for number, request in requests for row in self._rows_of(request, done.cached[number])]
+        for number, request in requests:
             self.counters.prompt_tokens += len(request.prompt)
             self.counters.prefix_hits += done.cached[number] > 0
             self.counters.cached_tokens += done.cached[number]
